@@ -1,0 +1,48 @@
+# Dormouse: `make` lists the targets. The first that needs it makes .venv with pinned, tested versions.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch: the CPU build is pinned where there is no NVIDIA GPU; elsewhere any torch >= 2.11 works.
+TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
+SECONDS_OF_DEMO ?= 30
+
+.PHONY: help install demo test test-gpu lint types format check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/installed: pyproject.toml constraints.txt requirements-demo.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-demo.txt
+	touch $@
+
+install: $(VENV)/installed ## make .venv with everything
+
+demo: $(VENV)/installed ## the main job: many real models, a small device, every answer checked
+	$(BIN)/dormouse demo --seconds $(SECONDS_OF_DEMO)
+
+test: $(VENV)/installed lint types ## lint, types and every test that needs no GPU
+	$(BIN)/python -m pytest --cov --cov-report=term -m 'not gpu'
+
+test-gpu: ## the tests that need an NVIDIA GPU, with the python on the PATH
+	$(PYTHON) -m pytest tests/gpu tests/contract -m gpu
+
+lint: $(VENV)/installed ## ruff, rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed ## mypy, strict
+	$(BIN)/mypy
+
+format: $(VENV)/installed ## let ruff rewrite the files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: test ## the same as test: one definition of sound
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -1,0 +1,3 @@
+"""Dormouse: serverless GPU inference for many models on few GPUs."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The process that decides: clock, timers, journal, catalog; performs the core's commands."""

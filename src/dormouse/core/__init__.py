@@ -1,0 +1,1 @@
+"""Decides who goes first, where, and at whose cost. Standard library and msgspec only."""

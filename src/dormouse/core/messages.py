@@ -1,0 +1,287 @@
+"""Everything that can happen and everything that can be asked, on one screen.
+
+Events are past participles, commands imperatives. All are frozen, tagged msgspec Structs, so one definition
+is the value type, the journal type and the wire type. No tensor, handle or callback is ever inside one.
+"""
+
+from msgspec import Struct
+
+from dormouse.core.types import (
+    FOREVER_NS,
+    Bytes,
+    CommandId,
+    DeviceId,
+    ExecutorId,
+    FunctionId,
+    FunctionSpec,
+    Ns,
+    OperationId,
+    Path,
+    Reason,
+    RequestId,
+)
+
+# ------------------------------------------------------------------ events: requests
+
+
+class RequestArrived(Struct, frozen=True, tag=True):
+    request: RequestId
+    function: FunctionId
+    deadline_ns: Ns | None = None
+    """Soft: what the answer should make. None: the function's SLO."""
+    timeout_ns: Ns | None = None
+    """Hard: when it is refused. None: the function's limit. Both are points in time."""
+    priority: int = 0
+    """1 is the most urgent, 0 the default."""
+
+
+class RequestCancelled(Struct, frozen=True, tag=True):
+    request: RequestId
+
+
+# ------------------------------------------------------------------ events: operations
+
+
+class FunctionDeployed(Struct, frozen=True, tag=True):
+    """The image lies on disk; admit it. ``restored``: at start, park it only where there is room."""
+
+    operation: OperationId
+    spec: FunctionSpec
+    restored: bool = False
+    available: bool = True
+
+
+class LoadRequested(Struct, frozen=True, tag=True):
+    operation: OperationId
+    function: FunctionId
+
+
+class UnloadRequested(Struct, frozen=True, tag=True):
+    operation: OperationId
+    function: FunctionId
+
+
+class RemovalRequested(Struct, frozen=True, tag=True):
+    operation: OperationId
+    function: FunctionId
+
+
+# ------------------------------------------------------------------ events: the host store
+
+
+class ImageRead(Struct, frozen=True, tag=True):
+    function: FunctionId
+
+
+class ImageReadFailed(Struct, frozen=True, tag=True):
+    function: FunctionId
+    message: str
+
+
+# ------------------------------------------------------------------ events: executors
+
+
+class ExecutorJoined(Struct, frozen=True, tag=True):
+    executor: ExecutorId
+    device: DeviceId
+    capacity_bytes: Bytes
+    chunk_bytes: Bytes
+
+
+class ExecutorLost(Struct, frozen=True, tag=True):
+    executor: ExecutorId
+    message: str
+
+
+class LoadFinished(Struct, frozen=True, tag=True):
+    executor: ExecutorId
+    command: CommandId
+    function: FunctionId
+    load_ns: Ns
+    build_ns: Ns = 0
+
+
+class LoadFailed(Struct, frozen=True, tag=True):
+    """Rolled back completely: no chunk is held."""
+
+    executor: ExecutorId
+    command: CommandId
+    function: FunctionId
+    message: str
+
+
+class EvictionFinished(Struct, frozen=True, tag=True):
+    """``unaccounted_bytes``: the driver's free memory less what the pool says; anything but 0 is a fault."""
+
+    executor: ExecutorId
+    command: CommandId
+    function: FunctionId
+    unaccounted_bytes: Bytes = 0
+
+
+class ChunkProduced(Struct, frozen=True, tag=True):
+    executor: ExecutorId
+    command: CommandId
+    request: RequestId
+
+
+class ExecutionFinished(Struct, frozen=True, tag=True):
+    """The last chunk of the answer has been produced, in this event."""
+
+    executor: ExecutorId
+    command: CommandId
+    request: RequestId
+    device_ns: Ns
+
+
+class ExecutionFailed(Struct, frozen=True, tag=True):
+    executor: ExecutorId
+    command: CommandId
+    request: RequestId
+    reason: Reason
+    message: str
+
+
+class CommandRefused(Struct, frozen=True, tag=True):
+    """The executor did nothing: the command came outside its window."""
+
+    executor: ExecutorId
+    command: CommandId
+    reason: Reason
+
+
+class TimerFired(Struct, frozen=True, tag=True):
+    pass
+
+
+Event = (
+    RequestArrived
+    | RequestCancelled
+    | FunctionDeployed
+    | LoadRequested
+    | UnloadRequested
+    | RemovalRequested
+    | ImageRead
+    | ImageReadFailed
+    | ExecutorJoined
+    | ExecutorLost
+    | LoadFinished
+    | LoadFailed
+    | EvictionFinished
+    | ChunkProduced
+    | ExecutionFinished
+    | ExecutionFailed
+    | CommandRefused
+    | TimerFired
+)
+
+# ------------------------------------------------------------------ commands to executors, obeyed in order
+
+
+class Load(Struct, frozen=True, tag=True):
+    """Map chunks and copy the image in; ``path`` says from where and whether the module must be built."""
+
+    executor: ExecutorId
+    command: CommandId
+    function: FunctionId
+    path: Path
+    earliest_ns: Ns
+    latest_ns: Ns
+
+
+class Execute(Struct, frozen=True, tag=True):
+    """Run one request; legal while the function's image is still being copied in."""
+
+    executor: ExecutorId
+    command: CommandId
+    request: RequestId
+    function: FunctionId
+    earliest_ns: Ns
+    latest_ns: Ns
+
+
+class Evict(Struct, frozen=True, tag=True):
+    """Give the chunks back; runtime state is written home first."""
+
+    executor: ExecutorId
+    command: CommandId
+    function: FunctionId
+    earliest_ns: Ns = 0
+    latest_ns: Ns = FOREVER_NS
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    """Stop producing chunks for a request whose client is gone; a hint, its execution still ends."""
+
+    executor: ExecutorId
+    command: CommandId
+    request: RequestId
+    earliest_ns: Ns = 0
+    latest_ns: Ns = FOREVER_NS
+
+
+class Forget(Struct, frozen=True, tag=True):
+    """Drop the built module and the reserved range of a removed function."""
+
+    executor: ExecutorId
+    command: CommandId
+    function: FunctionId
+    earliest_ns: Ns = 0
+    latest_ns: Ns = FOREVER_NS
+
+
+# ------------------------------------------------------------------ commands to the host store
+
+
+class ReadImage(Struct, frozen=True, tag=True):
+    function: FunctionId
+
+
+class DropImage(Struct, frozen=True, tag=True):
+    """Free the host pages; the image stays on disk."""
+
+    function: FunctionId
+
+
+class DeleteImage(Struct, frozen=True, tag=True):
+    function: FunctionId
+
+
+# ------------------------------------------------------------------ commands to whoever waits
+
+
+class Reply(Struct, frozen=True, tag=True):
+    """Hand the chunk that came with this event to the client."""
+
+    request: RequestId
+    final: bool
+    path: Path
+    queued_ns: Ns
+    """From arrival to the start of the execution."""
+    device_ns: Ns = 0
+
+
+class Refuse(Struct, frozen=True, tag=True):
+    request: RequestId
+    reason: Reason
+    message: str
+    retry_after_ns: Ns = 0
+
+
+class Acknowledge(Struct, frozen=True, tag=True):
+    """An operation has happened, or (with a reason) has been refused and left nothing behind."""
+
+    operation: OperationId
+    reason: Reason | None = None
+    message: str = ""
+
+
+class SetTimer(Struct, frozen=True, tag=True):
+    """Send TimerFired at this time; replaces the timer set before."""
+
+    at_ns: Ns
+
+
+ExecutorCommand = Load | Execute | Evict | Cancel | Forget
+StoreCommand = ReadImage | DropImage | DeleteImage
+Command = ExecutorCommand | StoreCommand | Reply | Refuse | Acknowledge | SetTimer

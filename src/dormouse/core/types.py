@@ -1,0 +1,142 @@
+"""The nouns of the core: ids, integer nanoseconds and bytes, and what a function is.
+
+Decides nothing and knows no clock, no device and no process. Everything here is a value that can be
+written to a journal.
+"""
+
+from enum import StrEnum, unique
+from typing import NewType, TypeAlias
+
+from msgspec import Struct
+
+Ns: TypeAlias = int
+"""A point in time or a duration, in integer nanoseconds of a monotonic clock."""
+
+Bytes: TypeAlias = int
+"""A size in bytes."""
+
+FunctionId = NewType("FunctionId", str)
+"""One revision of a deployed function, written ``name/revision`` (``minilm/3``)."""
+
+ExecutorId = NewType("ExecutorId", str)
+"""The process that owns a device, or a share of one. Several may name the same device later."""
+
+DeviceId = NewType("DeviceId", str)
+"""A device as its driver names it: ``cpu:0``, ``cuda:1``."""
+
+RequestId = NewType("RequestId", int)
+OperationId = NewType("OperationId", int)
+"""An administrative act (deploy, load, unload, remove) that somebody waits for."""
+
+CommandId = NewType("CommandId", int)
+"""Serial number of a command to an executor; its answer repeats it."""
+
+FOREVER_NS: Ns = 2**62
+"""A window that never closes."""
+
+DEFAULT_PRIORITY = 100
+"""Where a request without a priority stands; 1 is the most urgent (KServe V2 ``priority``)."""
+
+
+@unique
+class Tier(StrEnum):
+    """Where an image lives."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@unique
+class Path(StrEnum):
+    """How a request found its model."""
+
+    RESIDENT = "resident"
+    PEER = "peer"
+    HOST = "host"
+    DISK = "disk"
+    BUILD = "build"
+
+
+@unique
+class Pin(StrEnum):
+    """The tier below which a function's image never falls."""
+
+    NONE = "none"
+    HOST = "host"
+    DEVICE = "device"
+
+
+@unique
+class Reason(StrEnum):
+    """Why something was refused or failed. A refusal is a value, never an exception."""
+
+    UNKNOWN_FUNCTION = "unknown_function"
+    NOT_READY = "not_ready"
+    QUEUE_FULL = "queue_full"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    HOST_MEMORY_FULL = "host_memory_full"
+    LARGER_THAN_DEVICE = "larger_than_device"
+    IMAGE_UNREADABLE = "image_unreadable"
+    LOAD_FAILED = "load_failed"
+    INVALID_INPUT = "invalid_input"
+    EXECUTION_FAILED = "execution_failed"
+    OUTPUT_TOO_LARGE = "output_too_large"
+    EXECUTOR_LOST = "executor_lost"
+    TOO_EARLY = "too_early"
+    TOO_LATE = "too_late"
+    ALREADY_DEPLOYED = "already_deployed"
+    SHUTTING_DOWN = "shutting_down"
+
+
+class Slo(Struct, frozen=True):
+    """A share of requests, in parts per million, that must end within a deadline."""
+
+    deadline_ns: Ns = 1_000_000_000
+    share_ppm: int = 980_000
+
+
+class Limits(Struct, frozen=True):
+    """What one function may take."""
+
+    queue_length: int = 256
+    timeout_ns: Ns = 60_000_000_000
+    """A request that has not ended by then is answered with ``Reason.TIMEOUT``."""
+
+
+class FunctionSpec(Struct, frozen=True):
+    """What the core needs to know of a deployed function."""
+
+    id: FunctionId
+    image_bytes: Bytes
+    """Weights, buffers and runtime state together, as laid out for one device."""
+    state_bytes: Bytes = 0
+    """The tail of the image that a forward pass changes; 0 for nearly every model."""
+    slo: Slo = Slo()
+    pin: Pin = Pin.NONE
+    limits: Limits = Limits()
+
+
+class Settings(Struct, frozen=True):
+    """What the core is told at start and never changes; the head of every journal."""
+
+    host_capacity_bytes: Bytes
+    host_page_bytes: Bytes = 2 * 1024 * 1024
+    queueing: str = "edf"
+    placement: str = "resident-host-disk"
+    eviction: str = "lru"
+    queue_length: int = 10_000
+    """Requests waiting over all functions."""
+    concurrent_reads: int = 2
+    """Images read from disk at the same time."""
+    attempts: int = 2
+    """How often a request is started before a lost executor ends it."""
+    command_window_ns: Ns = 120_000_000_000
+    executor_grace_ns: Ns = 30_000_000_000
+    """How long requests wait for an executor when none is there."""
+
+
+def round_up(amount: int, unit: int) -> int:
+    """The smallest multiple of ``unit`` that is not below ``amount``."""
+    return -(-amount // unit) * unit

@@ -1,0 +1,1 @@
+"""The main job on real models, every answer checked."""

@@ -1,0 +1,1 @@
+"""One process per device: obeys commands, refuses late ones, reports events."""

@@ -1,0 +1,118 @@
+"""What a user deploys: the manifest, its checks, and how it becomes a FunctionSpec.
+
+Pure: reads no file but the manifest text it is given.
+"""
+
+import math
+import re
+import tomllib
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dormouse.core.types import FunctionId, Limits, Ns, Pin, Slo
+from dormouse.errors import ConfigurationFault
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+DTYPES = ("float32", "float16", "bfloat16")
+TASKS = ("auto", "raw", "embedding", "next-token", "classification")
+
+
+class SloManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[slo]``: ``percentile`` of requests within ``deadline_ms``."""
+
+    deadline_ms: float = 1000.0
+    percentile: float = 98.0
+
+
+class LimitsManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[limits]``."""
+
+    queue_length: int = 256
+    timeout_ms: float = 60_000.0
+
+
+class InputManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[[inputs]]``: an example input, for sources that do not carry one. -1 in ``shape`` is a free dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A function as its owner describes it."""
+
+    name: str
+    source: str
+    """A Hugging Face directory, a ``.pt2`` file, or ``module:callable``."""
+    code: str | None = None
+    """The directory a ``module:callable`` is imported from; must be under an ``--allow-code`` directory."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments for the callable."""
+    dtype: str | None = None
+    task: str = "auto"
+    pin: Pin = Pin.NONE
+    slo: SloManifest = SloManifest()
+    limits: LimitsManifest = LimitsManifest()
+    inputs: tuple[InputManifest, ...] = ()
+
+
+def parse_manifest(text: str, origin: str) -> Manifest:
+    """Read one manifest in TOML. Raises ConfigurationFault naming ``origin`` and the key."""
+    try:
+        return checked(msgspec.convert(tomllib.loads(text), Manifest), origin)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as fault:
+        raise ConfigurationFault(f"{origin}: {fault}") from None
+
+
+def checked(manifest: Manifest, origin: str) -> Manifest:
+    """The manifest itself, if every value makes sense. Raises ConfigurationFault naming the key."""
+    rules = (
+        (
+            NAME.fullmatch(manifest.name) is not None,
+            "name",
+            manifest.name,
+            "letters, digits, '.', '_' and '-', at most 128",
+        ),
+        (manifest.source != "", "source", manifest.source, "a directory, a .pt2 file or module:callable"),
+        (manifest.dtype is None or manifest.dtype in DTYPES, "dtype", manifest.dtype, f"one of {', '.join(DTYPES)}"),
+        (manifest.task in TASKS, "task", manifest.task, f"one of {', '.join(TASKS)}"),
+        (_positive(manifest.slo.deadline_ms), "slo.deadline_ms", manifest.slo.deadline_ms, "a positive number"),
+        (0 < manifest.slo.percentile < 100, "slo.percentile", manifest.slo.percentile, "between 0 and 100"),
+        (_positive(manifest.limits.timeout_ms), "limits.timeout_ms", manifest.limits.timeout_ms, "a positive number"),
+        (manifest.limits.queue_length > 0, "limits.queue_length", manifest.limits.queue_length, "at least 1"),
+    )
+    for sound, key, value, expected in rules:
+        if not sound:
+            raise ConfigurationFault(f"{origin}: {key} = {value!r} cannot be used; expected {expected}")
+    return manifest
+
+
+def slo_of(manifest: Manifest) -> Slo:
+    return Slo(_ns(manifest.slo.deadline_ms), round(manifest.slo.percentile * 10_000))
+
+
+def limits_of(manifest: Manifest) -> Limits:
+    return Limits(manifest.limits.queue_length, _ns(manifest.limits.timeout_ms))
+
+
+def function_id(name: str, revision: int) -> FunctionId:
+    return FunctionId(f"{name}/{revision}")
+
+
+def name_of(function: FunctionId) -> str:
+    return function.rpartition("/")[0]
+
+
+def revision_of(function: FunctionId) -> int:
+    return int(function.rpartition("/")[2])
+
+
+def _ns(milliseconds: float) -> Ns:
+    return round(milliseconds * 1_000_000)
+
+
+def _positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0

@@ -1,0 +1,1 @@
+"""Images: their format, the shared DRAM arena, the disk tier. No torch."""

@@ -1,0 +1,93 @@
+"""The Submit seam: what the gateway asks of the control side, and nothing else.
+
+A request goes in, a stream of chunks comes out, because generation streams. Tensors carry raw little-endian
+row-major bytes; BYTES elements carry a 4-byte little-endian length each, as on the V2 wire.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from dormouse.core.types import DEFAULT_PRIORITY, Ns, Path
+from dormouse.functions import Manifest
+from dormouse.tensors import Signature, Tensor
+
+
+class Inference(Struct, frozen=True):
+    """One request. ``outputs`` empty: all. Durations count from now."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    version: str | None = None
+    outputs: tuple[str, ...] = ()
+    priority: int = DEFAULT_PRIORITY
+    timeout_ns: Ns | None = None
+    slo_ns: Ns | None = None
+
+
+class Chunk(Struct, frozen=True):
+    """A part of the answer; models that do not stream send one, and it is final."""
+
+    outputs: tuple[Tensor, ...]
+    final: bool
+    version: str
+    path: Path
+    queued_ns: Ns
+    device_ns: Ns
+
+
+class Description(Struct, frozen=True):
+    """What V2 model metadata is made from."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    signature: Signature
+
+
+class IndexEntry(Struct, frozen=True):
+    """``state`` is READY, LOADING, UNLOADING or UNAVAILABLE; ``reason`` says the tier or what went wrong."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Submit(Protocol):
+    """Every method may raise a DormouseError, which says its own status."""
+
+    def live(self) -> bool: ...
+
+    def ready(self) -> bool: ...
+
+    def describe(self, name: str, version: str | None = None) -> Description: ...
+
+    def function_ready(self, name: str, version: str | None = None) -> bool:
+        """False for a known function that cannot be served now; UnknownFunction for an unknown one."""
+
+    def index(self) -> Sequence[IndexEntry]: ...
+
+    def infer(self, inference: Inference) -> AsyncIterator[Chunk]:
+        """Closing the iterator early cancels the request."""
+
+    async def load(self, name: str) -> None:
+        """Idempotent; returns when the function is admitted to host memory."""
+
+    async def unload(self, name: str) -> None:
+        """Idempotent; returns when its memory is free."""
+
+    async def deploy(self, manifest: Manifest) -> str:
+        """Import the source and admit it; returns the new version."""
+
+    async def remove(self, name: str) -> None: ...
+
+    async def check(self, manifest: Manifest) -> dict[str, Any]:
+        """A dry run: what a deploy would do, and whether it would be admitted."""
+
+    def functions(self) -> list[dict[str, Any]]:
+        """One row a function for ``ps``: tier, bytes, requests by path with percentiles, evictions, compliance."""
+
+    def node(self) -> dict[str, Any]:
+        """Devices, host memory, totals."""

@@ -1,0 +1,157 @@
+"""The house rules that a machine can check: arrows point one way, no import cycles, a pure core."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+PACKAGE = SOURCE / "dormouse"
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "errors": {"core"},
+    "tensors": set(),
+    "functions": {"core", "errors"},
+    "submit": {"core", "functions", "tensors"},
+    "wire": {"core"},
+    "config": {"core", "errors"},
+    "device": {"core", "errors"},
+    "store": {"core", "errors", "tensors", "wire"},
+    "model": {"core", "errors", "tensors", "functions", "store"},
+    "executor": {"core", "errors", "tensors", "device", "store", "model", "wire"},
+    "gateway": {"core", "errors", "tensors", "functions", "submit"},
+    "control": {
+        "core",
+        "errors",
+        "tensors",
+        "functions",
+        "submit",
+        "wire",
+        "config",
+        "device",
+        "store",
+        "executor",
+    },
+    "demo": {"core", "errors", "tensors", "functions", "config"},
+    "serving": {"core", "errors", "config", "control", "gateway"},
+    "cli": {"core", "errors", "functions", "config", "serving", "demo"},
+    "__init__": set(),
+}
+"""Room by room, the other rooms of the house that its files may import. ``functions.py`` is a room of one file."""
+
+CORE_OUTSIDE = {
+    "collections",
+    "collections.abc",
+    "dataclasses",
+    "enum",
+    "heapq",
+    "itertools",
+    "math",
+    "msgspec",
+    "typing",
+}
+TORCH_FREE = {
+    "core",
+    "errors",
+    "tensors",
+    "functions",
+    "submit",
+    "wire",
+    "config",
+    "device",
+    "store",
+    "gateway",
+    "control",
+    "serving",
+    "cli",
+}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for file in PACKAGE.rglob("*.py"):
+        parts = file.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imports_of(file: Path, *, at_import_time: bool) -> set[str]:
+    """Absolute names of what a file imports; relative imports are not used in this house (ruff's TID would say so)."""
+    tree = ast.parse(file.read_text())
+    inside_functions = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    names = set()
+    for node in ast.walk(tree):
+        if at_import_time and id(node) in inside_functions:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            assert node.module is not None
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_a_room_imports_only_the_rooms_below_it(module: str) -> None:
+    room = room_of(module)
+    for name in imports_of(modules()[module], at_import_time=False):
+        if name.startswith("dormouse.") and name.split(".")[1] != "__version__":
+            other = room_of(name)
+            assert other == room or other in MAY_IMPORT[room], f"{module} imports {name}"
+
+
+def test_no_import_cycles() -> None:
+    known = modules()
+    graph = {
+        module: {name for name in imports_of(file, at_import_time=True) if name in known and name != module}
+        for module, file in known.items()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, f"cycle: {' -> '.join((*trail, module))}"
+        if module not in done:
+            for other in graph[module]:
+                visit(other, (*trail, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_core_imports_only_the_standard_library_and_msgspec() -> None:
+    for module, file in modules().items():
+        if room_of(module) == "core":
+            for name in imports_of(file, at_import_time=False):
+                top = name.rpartition(".")[0] if name not in CORE_OUTSIDE else name
+                assert name.startswith("dormouse.core") or name in CORE_OUTSIDE or top in CORE_OUTSIDE, (
+                    f"{module} imports {name}"
+                )
+
+
+def test_core_opens_and_prints_nothing() -> None:
+    """Clock, randomness and logging are shut out by the imports; these need none."""
+    for module, file in modules().items():
+        if room_of(module) == "core":
+            names = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
+            assert not names & {"open", "print", "input", "exec", "eval", "__import__", "id", "hash"}, module
+
+
+def test_only_models_executors_and_the_demo_know_torch() -> None:
+    for module, file in modules().items():
+        if room_of(module) in TORCH_FREE or module.endswith("supervisor"):
+            names = {name.split(".")[0] for name in imports_of(file, at_import_time=False)}
+            assert not names & {"torch", "transformers"}, f"{module} imports torch"
