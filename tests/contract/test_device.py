@@ -383,7 +383,6 @@ def test_what_the_kernel_maps_is_measured_not_believed(device: Device) -> None:
 
 TOUCH = """
 import ctypes
-import itertools
 from dormouse.device.cpu import CpuDevice
 device = CpuDevice(16 << 20)
 region = device.reserve(4 << 20)
