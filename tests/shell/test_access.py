@@ -202,7 +202,7 @@ def test_garbage_never_shows_in_an_answer(make: Callable[[], nn.Module], sign: f
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(seed)) * sign
     with torch.inference_mode():
         expected = module(x)
-        order = first_use_order(module, distinct(module), lambda: module(torch.ones(4, 8)))
+        order, _ = first_use_order(module, distinct(module), lambda: module(torch.ones(4, 8)))
         arrivals = Arrivals(module, order)
         arrivals.watch.begin()
         assert torch.equal(module(x), expected)
@@ -240,14 +240,15 @@ def test_the_order_is_that_of_use_and_the_unused_are_left_out() -> None:
     module = made(BorrowedWeight)
     module.unused = nn.Linear(2, 2)
     names = [place.name for place in find_places(module)]
-    order = first_use_order(module, distinct(module), lambda: module(torch.ones(4, 8)))
+    order, _ = first_use_order(module, distinct(module), lambda: module(torch.ones(4, 8)))
     assert [names[index] for index in order] == ["first.weight", "first.bias", "last.weight", "last.bias"]
 
 
 def test_asking_for_one_parameter_touches_one() -> None:
     """Libraries ask ``next(module.parameters()).dtype`` at the start of a forward."""
     module = made(encoder)
-    assert len(first_use_order(module, distinct(module), lambda: next(module.parameters()))) == 1
+    order, _ = first_use_order(module, distinct(module), lambda: next(module.parameters()))
+    assert len(order) == 1
 
 
 def test_what_a_forward_assigns_while_watched_is_kept() -> None:

@@ -11,12 +11,14 @@ Knows nothing of devices: what a number means (order of use, a group that arrive
 import inspect
 import types
 from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from dormouse.model.places import Place, find_places
+
+Result = TypeVar("Result")
 
 NumberOf: TypeAlias = Callable[[torch.Tensor], int]
 """The number to tell when this tensor is touched; -1: nothing."""
@@ -72,18 +74,21 @@ class Watch:
             self.touched(self._upfront)
 
 
-def first_use_order(root: nn.Module, tensors: Iterable[torch.Tensor], run: Callable[[], object]) -> list[int]:
-    """Indices into ``tensors`` in the order in which ``run`` first touches them; the untouched are left out."""
+def first_use_order(
+    root: nn.Module, tensors: Iterable[torch.Tensor], run: Callable[[], Result]
+) -> tuple[list[int], Result]:
+    """Indices into ``tensors`` in the order in which ``run`` first touches them (the untouched are left out), and
+    what it returned."""
     numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
     order: dict[int, None] = {}
     watch = Watch(root, lambda tensor: numbers.get(id(tensor), -1), order.setdefault)
     watch.arm()
     try:
         watch.begin()
-        run()
+        result = run()
     finally:
         watch.disarm()
-    return list(order)
+    return list(order), result
 
 
 class _WatchedDict(_Slots):
