@@ -37,7 +37,7 @@ def refuse_request(state: State, name: FunctionId, now: Ns) -> Refusal | None:
 
 
 def _retry_after(service: Service) -> Ns:
-    return SECOND_NS if service is Service.ADMITTING else 10 * SECOND_NS
+    return SECOND_NS if service in (Service.ADMITTING, Service.LOADING) else 10 * SECOND_NS
 
 
 def executors_are_gone(state: State, now: Ns) -> bool:

@@ -6,7 +6,7 @@ one runs; a function that is resident never waits behind one that is still arriv
 
 from dormouse.core.admission import larger_than_devices, larger_than_host
 from dormouse.core.eviction import images_to_drop
-from dormouse.core.operations import refuse_all
+from dormouse.core.operations import give_up
 from dormouse.core.state import Executor, Function
 from dormouse.core.turn import Turn
 
@@ -39,9 +39,7 @@ def load_images(turn: Turn) -> None:
         function = turn.state.functions[name]
         refusal = larger_than_devices(turn.state, function)
         if refusal is not None:
-            refuse_all(turn, function, refusal)
-            if name in turn.state.homeless:
-                turn.state.homeless.discard(name)
+            give_up(turn, function, refusal)
         elif not _load_somewhere(turn, function):
             return
 
@@ -64,9 +62,7 @@ def read_images(turn: Turn) -> None:
         function = state.functions[name]
         refusal = larger_than_host(state, function)
         if refusal is not None:
-            refuse_all(turn, function, refusal)
-            if name in state.cold:
-                state.cold.discard(name)
+            give_up(turn, function, refusal)
             continue
         victims = images_to_drop(state, function)
         if victims is None:

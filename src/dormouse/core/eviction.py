@@ -22,12 +22,10 @@ def may_evict(state: State, executor: Executor, victim: FunctionId) -> bool:
 
 def yields(victim: Function, incoming: Function, now: Ns) -> bool:
     """Whether a victim's queued work may wait for the incoming function's."""
-    if not victim.queue:
-        return True
-    waiting, head = victim.head, incoming.head
-    return (
-        head is not None and waiting is not None and head.deadline_ns < now and head.deadline_ns < waiting.deadline_ns
-    )
+    head, waiting = incoming.head, victim.head
+    if head is None or waiting is None:
+        return waiting is None
+    return head.deadline_ns < min(now, waiting.deadline_ns)
 
 
 def least_recently_used(state: State, executor: Executor, incoming: Function, now: Ns) -> tuple[FunctionId, ...] | None:

@@ -39,6 +39,10 @@ def joined(turn: Turn, event: ExecutorJoined) -> None:
         arriving=ReadyQueue(),
     )
     turn.state.executorless_since_ns = None
+    for function in turn.state.functions.values():
+        if function.unplaceable:
+            function.unplaceable = False
+            turn.settle(function)
 
 
 def lost(turn: Turn, event: ExecutorLost) -> None:

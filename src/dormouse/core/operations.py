@@ -53,6 +53,7 @@ def load_requested(turn: Turn, event: LoadRequested) -> None:
     if refusal is not None:
         turn.acknowledge([event.operation], refusal.reason, refusal.message)
         return
+    function.unplaceable = False
     if function.service is Service.UNAVAILABLE:
         function.change_service(ServiceChange.LOAD)
     if function.image is ImageState.HOST:
@@ -72,13 +73,13 @@ def unload_requested(turn: Turn, event: UnloadRequested) -> None:
         turn.acknowledge([event.operation])
     elif function.service is Service.REMOVING:
         function.departures.append(event.operation)
-    else:
+    elif not _is_being_admitted(turn, event.operation, function):
         _leave(turn, function, ServiceChange.UNLOAD, event.operation)
 
 
 def removal_requested(turn: Turn, event: RemovalRequested) -> None:
     function = _known(turn, event.operation, event.function)
-    if function is not None:
+    if function is not None and not _is_being_admitted(turn, event.operation, function):
         _leave(turn, function, ServiceChange.REMOVE, event.operation)
 
 
@@ -87,6 +88,14 @@ def _known(turn: Turn, operation: OperationId, name: FunctionId) -> Function | N
     if function is None:
         turn.acknowledge([operation], Reason.UNKNOWN_FUNCTION, f"unknown function '{name}'")
     return function
+
+
+def _is_being_admitted(turn: Turn, operation: OperationId, function: Function) -> bool:
+    """A deploy is answered before anything else may be asked of the function."""
+    if function.service is not Service.ADMITTING:
+        return False
+    turn.acknowledge([operation], Reason.NOT_READY, f"'{function.id}' is being admitted; ask again when it is ready")
+    return True
 
 
 def _leave(turn: Turn, function: Function, change: ServiceChange, operation: OperationId) -> None:
@@ -131,8 +140,7 @@ def _delete(turn: Turn, function: Function) -> None:
     for queue in function.waits_in:
         queue.discard(function.id)
     del turn.state.functions[function.id]
-    from_store = DeleteImage(function.id)
-    turn.commands.append(from_store)
+    turn.commands.append(DeleteImage(function.id))
 
 
 def image_read(turn: Turn, event: ImageRead) -> None:
@@ -145,22 +153,21 @@ def image_read(turn: Turn, event: ImageRead) -> None:
 
 
 def image_read_failed(turn: Turn, event: ImageReadFailed) -> None:
-    """A deploy that fails leaves nothing behind; an image that has gone bad later ends the requests that wait for it."""
     function = turn.state.functions[event.function]
     turn.end_read(function, ImageChange.READ_FAILED)
-    turn.acknowledge(function.arrivals, Reason.IMAGE_UNREADABLE, event.message)
+    give_up(turn, function, Refusal(Reason.IMAGE_UNREADABLE, event.message))
+
+
+def give_up(turn: Turn, function: Function, refusal: Refusal) -> None:
+    """End what waits for a function that cannot be had; a first admission leaves nothing behind."""
+    turn.acknowledge(function.arrivals, refusal.reason, refusal.message)
+    turn.refuse_queue(function, refusal.reason, refusal.message)
+    turn.unpark(function)
     if function.service is Service.ADMITTING:
         _delete(turn, function)
         return
-    turn.refuse_queue(function, Reason.IMAGE_UNREADABLE, event.message)
-    turn.settle(function)
-    depart(turn, function)
-
-
-def refuse_all(turn: Turn, function: Function, refusal: Refusal) -> None:
-    """End what waits for a function that cannot be served at all."""
-    turn.refuse_queue(function, refusal.reason, refusal.message)
-    turn.acknowledge(function.arrivals, refusal.reason, refusal.message)
-    turn.unpark(function)
+    if function.service is Service.LOADING:
+        function.change_service(ServiceChange.FAIL)
+    function.unplaceable = True
     turn.settle(function)
     depart(turn, function)

@@ -33,7 +33,7 @@ def standing(function: Function) -> Standing:
     asked = bool(function.queue)
     if function.residencies:
         return Standing.RUN if asked else Standing.NOTHING
-    preload = function.spec.pin is Pin.DEVICE and function.accepts
+    preload = function.spec.pin is Pin.DEVICE and function.accepts and not function.unplaceable
     if function.image is ImageState.HOST and (asked or preload):
         return Standing.LOAD
     if function.image is ImageState.DISK and (asked or preload or function.parking):
@@ -56,7 +56,7 @@ def could_ever_hold(state: State, executor: Executor, function: Function) -> boo
 
 
 def least_displacing(state: State, function: Function) -> Sequence[Executor]:
-    """Devices whose copy lane is idle: first where nothing need be evicted, then an idle compute lane, then most free."""
+    """Devices whose copy lane is idle: those with room first, then an idle compute lane, then the most free bytes."""
     able = [
         executor
         for executor in state.executors.values()

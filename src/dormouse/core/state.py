@@ -113,6 +113,9 @@ class Service(StrEnum):
     """What callers may expect of a function."""
 
     ADMITTING = "admitting"
+    """Deployed for the first time; a failure leaves nothing behind."""
+    LOADING = "loading"
+    """Asked back after it was unavailable."""
     READY = "ready"
     UNLOADING = "unloading"
     UNAVAILABLE = "unavailable"
@@ -126,6 +129,7 @@ class ServiceChange(Enum):
     LEAVE = auto()
     LOAD = auto()
     REMOVE = auto()
+    FAIL = auto()
 
 
 SERVICE_TRANSITIONS: Mapping[tuple[Service, ServiceChange], Service] = {
@@ -133,12 +137,14 @@ SERVICE_TRANSITIONS: Mapping[tuple[Service, ServiceChange], Service] = {
     (Service.READY, ServiceChange.ADMIT): Service.READY,
     (Service.UNLOADING, ServiceChange.ADMIT): Service.UNLOADING,
     (Service.REMOVING, ServiceChange.ADMIT): Service.REMOVING,
-    (Service.ADMITTING, ServiceChange.UNLOAD): Service.UNLOADING,
+    (Service.LOADING, ServiceChange.ADMIT): Service.READY,
+    (Service.LOADING, ServiceChange.FAIL): Service.UNAVAILABLE,
+    (Service.LOADING, ServiceChange.UNLOAD): Service.UNLOADING,
+    (Service.LOADING, ServiceChange.REMOVE): Service.REMOVING,
     (Service.READY, ServiceChange.UNLOAD): Service.UNLOADING,
     (Service.UNLOADING, ServiceChange.UNLOAD): Service.UNLOADING,
     (Service.UNLOADING, ServiceChange.LEAVE): Service.UNAVAILABLE,
-    (Service.UNAVAILABLE, ServiceChange.LOAD): Service.ADMITTING,
-    (Service.ADMITTING, ServiceChange.REMOVE): Service.REMOVING,
+    (Service.UNAVAILABLE, ServiceChange.LOAD): Service.LOADING,
     (Service.READY, ServiceChange.REMOVE): Service.REMOVING,
     (Service.UNLOADING, ServiceChange.REMOVE): Service.REMOVING,
     (Service.UNAVAILABLE, ServiceChange.REMOVE): Service.REMOVING,
@@ -216,6 +222,8 @@ class Function:
     image: ImageState = ImageState.DISK
     parking: bool = False
     """It is to be brought to host memory although no request asks for it."""
+    unplaceable: bool = False
+    """A pin asks for it on a device, and no device that is here could hold it."""
     from_disk: bool = False
     """Requests waited while it was read from disk, and no device has loaded it since."""
     load_failures: int = 0
