@@ -6,18 +6,20 @@ one runs; a function that is resident never waits behind one that is still arriv
 
 from dormouse.core.admission import larger_than_devices, larger_than_host
 from dormouse.core.eviction import images_to_drop
-from dormouse.core.operations import give_up
+from dormouse.core.operations import depart, give_up
 from dormouse.core.state import Executor, Function
 from dormouse.core.turn import Turn
 
 
 def dispatch(turn: Turn) -> None:
+    depart(turn)
     read_images(turn)
     for executor in turn.state.executors.values():
         run_resident(turn, executor)
     load_images(turn)
     for executor in turn.state.executors.values():
         run_arriving(turn, executor)
+    depart(turn)
 
 
 def run_resident(turn: Turn, executor: Executor) -> None:

@@ -19,7 +19,6 @@ from dormouse.core.messages import (
     LoadFailed,
     LoadFinished,
 )
-from dormouse.core.operations import depart
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.requests import time_out
 from dormouse.core.state import Executor, Function, Request, RequestState, ResidencyChange
@@ -58,7 +57,6 @@ def lost(turn: Turn, event: ExecutorLost) -> None:
         function = turn.state.functions[name]
         del function.residencies[executor.id]
         turn.settle(function)
-        depart(turn, function)
 
 
 def _completed(turn: Turn, name: ExecutorId, command: CommandId) -> tuple[Executor, ExecutorCommand]:
@@ -76,7 +74,6 @@ def load_finished(turn: Turn, event: LoadFinished) -> None:
     function.load_failures = 0
     function.ledger.loaded(residency.path, function.spec.image_bytes)
     turn.settle(function)
-    depart(turn, function)
 
 
 def load_failed(turn: Turn, event: LoadFailed) -> None:
@@ -91,7 +88,6 @@ def _load_ended_badly(turn: Turn, function: Function, executor: Executor, messag
         function.load_failures = 0
         turn.refuse_queue(function, Reason.LOAD_FAILED, f"'{function.id}' could not be loaded: {message}")
     turn.settle(function)
-    depart(turn, function)
 
 
 def eviction_finished(turn: Turn, event: EvictionFinished) -> None:
@@ -100,7 +96,6 @@ def eviction_finished(turn: Turn, event: EvictionFinished) -> None:
     function.ledger.unaccounted_bytes = event.unaccounted_bytes
     turn.end_eviction(function, executor)
     turn.settle(function)
-    depart(turn, function)
 
 
 def chunk_produced(turn: Turn, event: ChunkProduced) -> None:
@@ -123,7 +118,6 @@ def execution_finished(turn: Turn, event: ExecutionFinished) -> None:
     else:
         function.ledger.device_ns += event.device_ns
     turn.settle(function)
-    depart(turn, function)
 
 
 def execution_failed(turn: Turn, event: ExecutionFailed) -> None:
@@ -132,14 +126,13 @@ def execution_failed(turn: Turn, event: ExecutionFailed) -> None:
 
 
 def _execution_ended_badly(turn: Turn, request: Request, executor: Executor, reason: Reason, message: str) -> None:
-    """A failed load is nothing the request did: it may start over. Whatever the model raised is its answer."""
-    function = turn.end_execution(request, executor)
-    if reason is Reason.LOAD_FAILED or request.state is RequestState.ABANDONED:
+    """A failed load or a closed window is no fault of the request: it may start over. What a model raised is final."""
+    function = turn.end_execution(request, executor, reason)
+    if reason in (Reason.LOAD_FAILED, Reason.TOO_LATE, Reason.TOO_EARLY) or request.state is RequestState.ABANDONED:
         turn.requeue(request, reason, message)
     else:
         turn.refuse(request, reason, message)
     turn.settle(function)
-    depart(turn, function)
 
 
 def command_refused(turn: Turn, event: CommandRefused) -> None:
@@ -153,7 +146,7 @@ def command_refused(turn: Turn, event: CommandRefused) -> None:
             request = turn.state.requests[command.request]
             if turn.now >= request.timeout_ns and request.state is RequestState.EXECUTING:
                 time_out(turn, request)
-            _execution_ended_badly(turn, request, executor, Reason.LOAD_FAILED, message)
+            _execution_ended_badly(turn, request, executor, event.reason, message)
         case Evict() | Cancel() | Forget():
             raise AssertionError(f"{executor.id} refused {command}, whose window never closes")
         case _ as never:

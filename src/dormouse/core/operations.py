@@ -101,11 +101,11 @@ def _is_being_admitted(turn: Turn, operation: OperationId, function: Function) -
 def _leave(turn: Turn, function: Function, change: ServiceChange, operation: OperationId) -> None:
     function.change_service(change)
     function.departures.append(operation)
+    turn.state.leaving[function.id] = None
     turn.unpark(function)
     if function.image is ImageState.DISK:
         _give_up_arrivals(turn, function)
     turn.settle(function)
-    depart(turn, function)
 
 
 def _give_up_arrivals(turn: Turn, function: Function) -> None:
@@ -113,9 +113,14 @@ def _give_up_arrivals(turn: Turn, function: Function) -> None:
     turn.acknowledge(function.arrivals, Reason.NOT_READY, message)
 
 
-def depart(turn: Turn, function: Function) -> None:
-    """Take a leaving function one step further, if nothing holds it."""
-    if not function.leaves or function.queue:
+def depart(turn: Turn) -> None:
+    """Take every leaving function one step further, if nothing holds it."""
+    for name in tuple(turn.state.leaving):
+        _depart(turn, turn.state.functions[name])
+
+
+def _depart(turn: Turn, function: Function) -> None:
+    if function.queue:
         return
     for name, residency in tuple(function.residencies.items()):
         if residency.state is ResidencyState.RESIDENT:
@@ -124,6 +129,7 @@ def depart(turn: Turn, function: Function) -> None:
         return
     if function.image is ImageState.HOST:
         turn.drop_image(function)
+    del turn.state.leaving[function.id]
     if function.service is Service.UNLOADING:
         function.change_service(ServiceChange.LEAVE)
     else:
@@ -149,7 +155,6 @@ def image_read(turn: Turn, event: ImageRead) -> None:
     function.change_service(ServiceChange.ADMIT)
     turn.acknowledge(function.arrivals)
     turn.settle(function)
-    depart(turn, function)
 
 
 def image_read_failed(turn: Turn, event: ImageReadFailed) -> None:
@@ -170,4 +175,3 @@ def give_up(turn: Turn, function: Function, refusal: Refusal) -> None:
         function.change_service(ServiceChange.FAIL)
     function.unplaceable = True
     turn.settle(function)
-    depart(turn, function)

@@ -12,8 +12,9 @@ ResidencyState. Both change only through the tables below; a change that is not 
                execute v | executed execute v | executed
                      streaming --loaded--> running
 
-``streaming`` is a request that already runs on the layers that have arrived. Should the load fail then, the
-residency is ``failing`` until that request has ended too. An executor's free bytes fall when a load is commanded
+``streaming`` is a request that already runs on the layers that have arrived. When its load fails, two messages
+tell of it: the execution's end makes the residency ``broken`` until the load's own end comes; should that come
+first, it is ``failing`` until the execution has ended. An executor's free bytes fall when a load is commanded
 and rise when an eviction is commanded, not when it has ended: an executor obeys in order, so what a later command
 needs has been given back by then.
 """
@@ -55,6 +56,7 @@ class ResidencyState(StrEnum):
     RESIDENT = "resident"
     RUNNING = "running"
     EVICTING = "evicting"
+    BROKEN = "broken"
     FAILING = "failing"
 
 
@@ -65,6 +67,7 @@ class ResidencyChange(Enum):
     LOAD_FAILED = auto()
     EXECUTE = auto()
     EXECUTED = auto()
+    BREAK = auto()
     EVICT = auto()
     EVICTED = auto()
 
@@ -76,6 +79,8 @@ RESIDENCY_TRANSITIONS: Mapping[tuple[ResidencyState, ResidencyChange], Residency
     (ResidencyState.LOADING, ResidencyChange.EXECUTE): ResidencyState.STREAMING,
     (ResidencyState.STREAMING, ResidencyChange.LOADED): ResidencyState.RUNNING,
     (ResidencyState.STREAMING, ResidencyChange.EXECUTED): ResidencyState.LOADING,
+    (ResidencyState.STREAMING, ResidencyChange.BREAK): ResidencyState.BROKEN,
+    (ResidencyState.BROKEN, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
     (ResidencyState.STREAMING, ResidencyChange.LOAD_FAILED): ResidencyState.FAILING,
     (ResidencyState.FAILING, ResidencyChange.EXECUTED): ResidencyState.ABSENT,
     (ResidencyState.RESIDENT, ResidencyChange.EXECUTE): ResidencyState.RUNNING,
@@ -255,7 +260,7 @@ class Function:
     @property
     def is_source_of_a_copy(self) -> bool:
         return any(
-            residency.state in (ResidencyState.LOADING, ResidencyState.STREAMING)
+            residency.state in (ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN)
             for residency in self.residencies.values()
         )
 
@@ -305,6 +310,8 @@ class State:
     requests: dict[RequestId, Request] = field(default_factory=dict)
     host_recency: OrderedDict[FunctionId, None] = field(default_factory=OrderedDict)
     """Images in host memory, least recently used first."""
+    leaving: dict[FunctionId, None] = field(default_factory=dict)
+    """Functions that are being unloaded or removed."""
     host_used_bytes: Bytes = 0
     """Pages of images that are in host memory or being read."""
     parking_bytes: Bytes = 0

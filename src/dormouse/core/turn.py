@@ -140,12 +140,14 @@ class Turn:
         self._send(executor, lambda c: Execute(executor.id, c, request.id, function.id, self.now, latest))
         self.settle(function)
 
-    def end_execution(self, request: Request, executor: Executor) -> Function:
-        """The compute lane is free again."""
+    def end_execution(self, request: Request, executor: Executor, reason: Reason | None = None) -> Function:
+        """The compute lane is free again. ``reason`` says why, unless it ran to its end."""
         assert executor.executing == request.id, f"{executor.id} was not executing {request.id}"
         executor.executing = None
         function = self.state.functions[request.function]
-        self._change(function, executor, ResidencyChange.EXECUTED)
+        streams = function.residencies[executor.id].state is ResidencyState.STREAMING
+        broken = streams and reason is Reason.LOAD_FAILED
+        self._change(function, executor, ResidencyChange.BREAK if broken else ResidencyChange.EXECUTED)
         return function
 
     def evict(self, function: Function, executor: Executor) -> None:
