@@ -101,6 +101,12 @@ class InMemory:
     is_live: bool = True
     is_ready: bool = True
 
+    def furnish(self) -> None:
+        """Forget everything and deploy every program under its own name."""
+        vars(self).update(vars(InMemory()))
+        for name, (program, signature) in PROGRAMS.items():
+            self.deployed[name] = Deployed(Manifest(name, f"arithmetic:{name}"), 1, program, signature)
+
     def live(self) -> bool:
         return self.is_live
 
@@ -209,8 +215,7 @@ class InMemory:
 def furnished() -> InMemory:
     """A node with every program deployed under its own name."""
     node = InMemory()
-    for name, (program, signature) in PROGRAMS.items():
-        node.deployed[name] = Deployed(Manifest(name, f"arithmetic:{name}"), 1, program, signature)
+    node.furnish()
     return node
 
 
