@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.shell.tiny_models import configurations, save_factories, save_huggingface
 
 from dormouse.errors import Conflict, RefusedSource
 from dormouse.functions import InputManifest, Manifest
 from dormouse.model import importing, sources
+from dormouse.model.datatypes import bytes_of
 from dormouse.model.importing import import_model, inspect_model
-from dormouse.model.profiling import content, kept_tensors
+from dormouse.model.profiling import kept_tensors
 from dormouse.store.index import ALIGNMENT_BYTES, DATA_FILE, PAGE_BYTES, ImageIndex, TensorEntry, read_index
+from tests.shell.tiny_models import configurations, save_factories, save_huggingface
 
 
 def factory(tmp_path: Path, function: str, **more: Any) -> tuple[Manifest, list[Path]]:
@@ -42,7 +43,7 @@ def test_every_tensor_of_a_huggingface_model_is_in_its_image(name: str, tmp_path
     for kept in kept_tensors(sources.load(manifest, ()).module):
         entry = entry_of(index, kept.places[0].name)
         assert set(entry.names) == {place.name for place in kept.places}
-        assert stored(tmp_path / "image", entry) == content(kept.tensor)
+        assert stored(tmp_path / "image", entry) == bytes_of(kept.tensor)
 
 
 def test_the_layout_is_aligned_in_order_of_use_and_checked_page_by_page(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""V2 datatypes and torch dtypes: one table, read in both directions."""
+"""V2 datatypes and torch dtypes: one table, read in both directions, and the bytes of a tensor."""
 
 import torch
 
@@ -39,3 +39,8 @@ def dtype_named(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The elements of a tensor on the CPU as bytes, row-major; a view where it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

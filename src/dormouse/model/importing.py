@@ -20,10 +20,10 @@ from dormouse.core.types import Bytes
 from dormouse.errors import DormouseError, RefusedSource
 from dormouse.functions import Manifest
 from dormouse.model import skeleton, sources
-from dormouse.model.datatypes import dtype_name
+from dormouse.model.datatypes import bytes_of, dtype_name
 from dormouse.model.loaded import LoadedModel, one_line
 from dormouse.model.outputs import Output
-from dormouse.model.profiling import KeptTensor, Profile, content, kept_tensors, profiled, run
+from dormouse.model.profiling import KeptTensor, Profile, kept_tensors, profiled, run
 from dormouse.store.image import laid_out, staged, write_data
 from dormouse.store.index import DATA_FILE, ImageIndex, TensorEntry, write_index
 from dormouse.tensors import Signature
@@ -108,7 +108,7 @@ def _contents(loaded: LoadedModel, profile: Profile, index: ImageIndex) -> Itera
     kept = kept_tensors(loaded.reload()) if profile.changed else profile.order
     by_name = {place.name: item for item in kept for place in item.places}
     for entry in index.tensors:
-        yield entry, content(by_name[entry.names[0]].tensor)
+        yield entry, bytes_of(by_name[entry.names[0]].tensor)
 
 
 def _prove(staging: Path, index: ImageIndex, allow_code: Sequence[Path], loaded: LoadedModel, profile: Profile) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from dormouse.core.types import Bytes
 from dormouse.errors import RefusedSource
 from dormouse.model.access import first_use_order
-from dormouse.model.datatypes import datatype_of
+from dormouse.model.datatypes import bytes_of, datatype_of
 from dormouse.model.loaded import Inputs, LoadedModel, Trial, Value, one_line
 from dormouse.model.outputs import Output, named_outputs
 from dormouse.model.places import Place, find_places
@@ -63,12 +63,6 @@ def kept_tensors(module: nn.Module) -> list[KeptTensor]:
         _check_storable(place.name, tensor)
         found.setdefault(_identity(tensor), (tensor, []))[1].append(place)
     return [KeptTensor(tensor, tuple(places)) for tensor, places in found.values()]
-
-
-def content(tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements as bytes, row-major."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
 
 
 def profiled(loaded: LoadedModel) -> Profile:
@@ -195,7 +189,7 @@ def _fingerprint(item: KeptTensor) -> int:
     could be stored; the module keeps it for itself."""
     now = item.places[0].tensor
     same_kind = now is not None and now.shape == item.tensor.shape and now.dtype == item.tensor.dtype
-    return zlib.crc32(content(now if now is not None and same_kind else item.tensor))
+    return zlib.crc32(bytes_of(now if now is not None and same_kind else item.tensor))
 
 
 def _fresh(value: Value) -> Value:

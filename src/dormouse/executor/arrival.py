@@ -1,0 +1,69 @@
+"""One load, as those see it who wait for it: built, group by group, complete, or failed.
+
+Announced by the copy lane's thread, waited for by the compute lane's. Knows fences, but no memory and no module.
+"""
+
+import threading
+
+from dormouse.device.base import Fence
+from dormouse.errors import DeviceError, Unavailable
+
+
+class ImageNotArrived(Unavailable):
+    """The image that an execution needs is not there and will not come."""
+
+
+class Arrival:
+    """Made when a load is asked for; every execution that may use it holds on to it."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        """Every group is in place; nobody needs to wait any more."""
+        self._fences: list[Fence] = []
+        self._begun = False
+        self._failure: str | None = None
+        self._changed = threading.Condition()
+
+    def begin(self) -> None:
+        """The module is built and guarded: it may run, and wait for its groups."""
+        with self._changed:
+            self._begun = True
+            self._changed.notify_all()
+
+    def announce(self, fence: Fence) -> None:
+        """The copies of the next group are queued; ``fence`` stands behind them."""
+        with self._changed:
+            self._fences.append(fence)
+            self._changed.notify_all()
+
+    def fail(self, message: str) -> None:
+        """Nothing more will arrive: whoever waits gets ImageNotArrived."""
+        with self._changed:
+            self._failure = message
+            self._changed.notify_all()
+
+    def wait_begun(self) -> None:
+        """Block until the module may run. Raises ImageNotArrived."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun or self._failure is not None)
+        self._check()
+
+    def wait(self, group: int, stream: int) -> None:
+        """Make ``stream`` (or this thread, where there are no streams) wait for a group. Raises ImageNotArrived."""
+        if group >= len(self._fences):
+            with self._changed:
+                self._changed.wait_for(lambda: group < len(self._fences) or self._failure is not None)
+        self._check()
+        try:
+            self._fences[group].wait(stream)
+        except DeviceError as fault:
+            raise ImageNotArrived(f"the image could not be copied in: {fault.message}") from None
+
+    def settle(self) -> None:
+        """Block until every copy so far has ended, and mark the load complete. Raises DeviceError if one failed."""
+        self._fences[-1].synchronize()
+        self.complete = True
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise ImageNotArrived(self._failure)

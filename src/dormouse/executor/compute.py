@@ -1,0 +1,75 @@
+"""Where torch runs: its device, its stream, and tensors over memory that torch did not allocate.
+
+The one file of this room that asks whether the device is CUDA.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from dormouse.core.types import Bytes
+from dormouse.device.base import Region
+from dormouse.model.loaded import Value
+
+
+class CpuCompute:
+    """Torch on the CPU: no streams, and memory is memory."""
+
+    device = torch.device("cpu")
+    stream = 0
+
+    def memory(self, region: Region) -> torch.Tensor:
+        """The whole region as bytes. Nothing is touched: most of it is not mapped yet."""
+        whole = (ctypes.c_uint8 * region.reserved_bytes).from_address(region.address)
+        return torch.frombuffer(whole, dtype=torch.uint8)
+
+    @contextmanager
+    def lane(self) -> Iterator[None]:
+        """Inside, torch infers. What was started inside has ended when it is left."""
+        with torch.inference_mode():
+            yield
+
+
+class CudaCompute:
+    """Torch on one GPU, on a stream of its own."""
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+        self._stream = make(self.device)
+        self.stream: int = self._stream.cuda_stream
+
+    def memory(self, region: Region) -> torch.Tensor:
+        """The whole region as bytes; its start must be mapped, since torch asks the driver whose address it is."""
+        return torch.as_tensor(_Raw(region.address, region.reserved_bytes), device=self.device)
+
+    @contextmanager
+    def lane(self) -> Iterator[None]:
+        """Inside, torch infers on our stream. What was started inside has ended when it is left."""
+        with torch.inference_mode(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            try:
+                yield
+            finally:
+                self._stream.synchronize()
+
+
+Compute = CpuCompute | CudaCompute
+
+
+class _Raw:
+    """Memory by address, as torch takes it."""
+
+    def __init__(self, address: int, size_bytes: Bytes) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def moved(value: Value, device: torch.device) -> Value:
+    """An input on the device where the module runs; text stays as it is."""
+    return value.to(device) if isinstance(value, torch.Tensor) else value
