@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import pytest
@@ -29,17 +29,14 @@ MIB = 1024 * 1024
 
 
 class MakeDevice(Protocol):
-    """Makes a device of ``CHUNKS`` chunks of the kind under test."""
+    """Makes a device of ``CHUNKS`` chunks of the kind under test; the fixture ``make`` of conftest.py."""
 
     def __call__(self, *faults: str, link_bytes_per_s: int | None = None) -> Device: ...
 
 
-def cpu(*faults: str, link_bytes_per_s: int | None = None) -> Device:
-    return CpuDevice(CHUNKS * 2 * MIB, link_bytes_per_s=link_bytes_per_s, faults=faults)
-
-
-MAKERS: dict[str, Callable[..., Device]] = {"cpu": cpu}
-KEEPS_DATA = ("cpu",)
+KEEPS_DATA = ("cpu", "stand-in", "cuda")
+"""``stand-in`` is the CUDA device over a stand-in for the driver."""
+KINDS = (*KEEPS_DATA, "simulated")
 
 
 def kinds(*names: str) -> list[object]:
@@ -50,22 +47,9 @@ keeps_data = pytest.mark.parametrize("kind", kinds(*KEEPS_DATA))
 only_cpu = pytest.mark.parametrize("kind", kinds("cpu"))
 
 
-@pytest.fixture(params=kinds(*MAKERS))
+@pytest.fixture(params=kinds(*KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def make(kind: str) -> Iterator[MakeDevice]:
-    made: list[Device] = []
-
-    def build(*faults: str, link_bytes_per_s: int | None = None) -> Device:
-        made.append(MAKERS[kind](*faults, link_bytes_per_s=link_bytes_per_s))
-        return made[-1]
-
-    yield build
-    for device in made:
-        device.close()
 
 
 @pytest.fixture
@@ -293,7 +277,7 @@ def test_host_memory_registered_twice_is_copied_from(device: Device) -> None:
     assert read(device, region, 0, MIB) == host.content[:MIB]
 
 
-@pytest.mark.parametrize("kind", kinds("cpu"))
+@only_cpu
 def test_a_link_limit_sets_the_time_that_copies_take(make: MakeDevice) -> None:
     rate = 256 * MIB
     device = make(link_bytes_per_s=rate)
@@ -477,8 +461,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.device.close()
 
 
-def test_any_order_of_calls_loses_no_chunk_and_maps_none_twice(kind: str) -> None:
-    machine = type("AnyOrderOf", (AnyOrder,), {"make": staticmethod(MAKERS[kind]), "reads": kind in KEEPS_DATA})
+def test_any_order_of_calls_loses_no_chunk_and_maps_none_twice(kind: str, make: MakeDevice) -> None:
+    machine = type("AnyOrderOf", (AnyOrder,), {"make": staticmethod(make), "reads": kind in KEEPS_DATA})
     run_state_machine_as_test(
         machine,
         settings=settings(
