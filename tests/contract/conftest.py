@@ -64,6 +64,8 @@ class StandInCuda:
         self.registered: dict[int, int] = {}
         self.streams: set[int] = set()
         self.events: dict[int, bool] = {}
+        self.good_calls: dict[str, int] = {}
+        """How many calls of a name still succeed; the next one fails, once."""
         self._names = iter(range(1, 1 << 30))
         self._next_address = 1 << 44
         self._thread = threading.local()
@@ -85,6 +87,11 @@ class StandInCuda:
         call = getattr(self, "".join(f"_{c.lower()}" if c.isupper() else c for c in name[2:]))
 
         def checked(*arguments: Any) -> Answer:
+            if name in self.good_calls:
+                self.good_calls[name] -= 1
+                if self.good_calls[name] < 0:
+                    del self.good_calls[name]
+                    return Status.CUDA_ERROR_OUT_OF_MEMORY, None
             free_of_context = name.startswith(("cuDevice", "cuCtx"))
             current = getattr(self._thread, "context", 0)
             return call(*arguments) if free_of_context or current else (Status.CUDA_ERROR_INVALID_CONTEXT, None)

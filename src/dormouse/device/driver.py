@@ -24,9 +24,9 @@ def _bindings() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError:
-        raise DeviceError("cuInit", "NO_BINDINGS", "the package cuda-bindings is missing; install dormouse[gpu]") from (
-            None
-        )
+        raise DeviceError(
+            "cuInit", "NO_BINDINGS", "the package cuda-bindings is missing; install dormouse-serve[gpu]"
+        ) from (None)
     return driver
 
 
