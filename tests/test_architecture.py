@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "executor",
     },
     "demo": {"core", "errors", "tensors", "functions", "config"},
-    "serving": {"core", "errors", "config", "control", "gateway"},
+    "serving": {"core", "errors", "submit", "config", "control", "gateway"},
     "cli": {"core", "errors", "functions", "config", "serving", "demo"},
     "__init__": set(),
 }

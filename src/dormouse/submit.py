@@ -4,7 +4,7 @@ A request goes in, a stream of chunks comes out, because generation streams. Ten
 row-major bytes; BYTES elements carry a 4-byte little-endian length each, as on the V2 wire.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -69,8 +69,8 @@ class Submit(Protocol):
 
     def index(self) -> Sequence[IndexEntry]: ...
 
-    def infer(self, inference: Inference) -> AsyncIterator[Chunk]:
-        """Closing the iterator early cancels the request."""
+    def infer(self, inference: Inference) -> AsyncGenerator[Chunk, None]:
+        """Closing the generator (``aclose``), or cancelling the task that waits on it, cancels the request."""
 
     async def load(self, name: str) -> None:
         """Idempotent; returns when the function is admitted to host memory."""

@@ -1,0 +1,141 @@
+"""What leaves the server: JSON, errors in the one form every client reads, tensors, JSON lines.
+
+Knows what an error looks like, and not what caused it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from dormouse.errors import DormouseError
+
+Handler = Callable[[Request], Awaitable[Response]]
+Result = TypeVar("Result")
+
+NO_ONE_LEFT = 499
+"""Status of an answer that nobody receives, since the client is gone."""
+
+log = logging.getLogger("dormouse.gateway")
+
+
+def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def error_answer(fault: DormouseError) -> Response:
+    headers = {}
+    if fault.retry_after_s is not None or fault.status == 503:
+        headers["Retry-After"] = str(max(1, math.ceil(fault.retry_after_s or 1)))
+    return json_answer({"error": fault.message}, fault.status, headers)
+
+
+async def routing_answer(request: Request, fault: Exception) -> Response:
+    """Unknown paths and wrong methods, which the router reports as HTTPException."""
+    assert isinstance(fault, HTTPException)
+    path = request.url.path[:200]
+    if fault.status_code == 405:
+        allowed = (fault.headers or {}).get("Allow", "")
+        text = f"{request.method} is not allowed on {path}; allowed: {allowed}"
+    else:
+        text = f"no such path: {path}"
+    return json_answer({"error": text}, fault.status_code, fault.headers)
+
+
+def guarded(handler: Handler) -> Handler:
+    """The handler, with every failure turned into an answer of one line."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except DormouseError as fault:
+            return error_answer(fault)
+        except ClientDisconnect:
+            return Response(status_code=NO_ONE_LEFT)
+        except Exception as fault:
+            return error_answer(unexpected(f"{request.method} {request.url.path}", fault))
+
+    return answer
+
+
+def unexpected(during: str, fault: Exception) -> DormouseError:
+    """A bug of ours: the log gets all of it, the client one line."""
+    log.error("unexpected failure in %s", during, exc_info=fault)
+    return DormouseError(f"internal error: {type(fault).__name__}; the server's log has the details")
+
+
+async def unless_gone(receive: Receive, work: Coroutine[None, None, Result]) -> Result:
+    """The result of ``work``, which is cancelled and awaited if the client goes first. Raises ClientDisconnect then."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class TensorAnswer(Response):
+    """A body in parts, sent as they are: joining would copy every tensor once more."""
+
+    def __init__(self, parts: Sequence[bytes | memoryview], media_type: str, headers: Mapping[str, str]) -> None:
+        length = sum(len(part) for part in parts)
+        super().__init__(headers={**headers, "Content-Length": str(length)}, media_type=media_type)
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive  # ASGI's signature
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        last = len(self._parts) - 1
+        for index, part in enumerate(self._parts):
+            await send({"type": "http.response.body", "body": part, "more_body": index < last})
+
+
+class LinesAnswer(Response):
+    """JSON lines as they come. A failure after the first line is the last line; the status is long gone."""
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type="application/x-ndjson")
+        del self.headers["Content-Length"]
+        self._first = first
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope  # ASGI's signature
+        async with contextlib.aclosing(self._rest):
+            with contextlib.suppress(ClientDisconnect):
+                await unless_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        try:
+            async for line in self._rest:
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+        except DormouseError as fault:
+            await send({"type": "http.response.body", "body": _error_line(fault), "more_body": True})
+        except Exception as fault:
+            line = _error_line(unexpected("a stream", fault))
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _error_line(fault: DormouseError) -> bytes:
+    return msgspec.json.encode({"error": fault.message}) + b"\n"

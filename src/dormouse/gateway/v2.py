@@ -1,0 +1,144 @@
+"""The V2 door: each route of KServe V2 and its repository extension, from request to answer.
+
+Decides nothing: kserve.py reads and writes bodies, Submit does the work.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dormouse import __version__
+from dormouse.core.types import Bytes
+from dormouse.errors import Unavailable
+from dormouse.gateway import content, kserve
+from dormouse.gateway.answers import Handler, LinesAnswer, TensorAnswer, json_answer, unless_gone
+from dormouse.submit import Chunk, Submit
+
+EXTENSIONS = ("binary_tensor_data", "model_repository", "schedule_policy")
+"""Exactly those that the tests pass."""
+
+
+class V2:
+    """The handlers of one server."""
+
+    def __init__(self, submit: Submit, body_limit_bytes: Bytes) -> None:
+        self._submit = submit
+        self._body_limit_bytes = body_limit_bytes
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        """Handlers by path and method."""
+        table: dict[str, dict[str, Handler]] = {
+            "/v2": {"GET": self._server},
+            "/v2/": {"GET": self._server},
+            "/v2/health/live": {"GET": self._live},
+            "/v2/health/ready": {"GET": self._ready},
+            "/v2/models": {"GET": self._models},
+            "/v2/repository/index": {"POST": self._index},
+            "/v2/repository/models/{name}/load": {"POST": self._load},
+            "/v2/repository/models/{name}/unload": {"POST": self._unload},
+        }
+        for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+            table[model] = {"GET": self._metadata}
+            table[f"{model}/ready"] = {"GET": self._model_ready}
+            table[f"{model}/infer"] = {"POST": self._infer}
+        return table
+
+    async def _server(self, _: Request) -> Response:
+        return json_answer({"name": "dormouse", "version": __version__, "extensions": EXTENSIONS})
+
+    async def _live(self, _: Request) -> Response:
+        return self._health({"live": self._submit.live()}, "live")
+
+    async def _ready(self, _: Request) -> Response:
+        return self._health({"ready": self._submit.ready(), "live": self._submit.live()}, "ready")
+
+    def _health(self, state: dict[str, bool], asked: str) -> Response:
+        """Some clients read the status, others the body."""
+        if state[asked]:
+            return json_answer(state)
+        return json_answer({**state, "error": f"the server is not {asked}"}, 503, {"Retry-After": "1"})
+
+    async def _models(self, _: Request) -> Response:
+        return json_answer({"models": sorted({entry.name for entry in self._submit.index()})})
+
+    async def _metadata(self, request: Request) -> Response:
+        return json_answer(kserve.metadata(self._submit.describe(*_model(request))))
+
+    async def _model_ready(self, request: Request) -> Response:
+        name, version = _model(request)
+        if not self._submit.function_ready(name, version):
+            raise Unavailable(f"function {name!r} is not ready", retry_after_s=1)
+        return json_answer({"name": name, "ready": True})
+
+    async def _index(self, request: Request) -> Response:
+        only_ready = kserve.parse_index(await content.read_body(request, self._body_limit_bytes))
+        return json_answer(kserve.index(self._submit.index(), only_ready=only_ready))
+
+    async def _load(self, request: Request) -> Response:
+        kserve.check_load(await content.read_body(request, self._body_limit_bytes))
+        await self._submit.load(request.path_params["name"])
+        return json_answer({})
+
+    async def _unload(self, request: Request) -> Response:
+        await content.read_body(request, self._body_limit_bytes)
+        await self._submit.unload(request.path_params["name"])
+        return json_answer({})
+
+    async def _infer(self, request: Request) -> Response:
+        name, version = _model(request)
+        described = self._submit.describe(name, version)
+        body = await content.read_body(request, self._body_limit_bytes)
+        lines = "application/x-ndjson" in request.headers.get("accept", "").lower()
+        header_length = request.headers.get(kserve.LENGTH_HEADER)
+        parsed = kserve.parse_infer(body, header_length, described, version, lines=lines)
+        chunks = self._submit.infer(parsed.inference)
+        if lines:
+            return await _streamed(request, parsed, chunks)
+        async with contextlib.aclosing(chunks):
+            answer = await unless_gone(request.receive, _last(chunks))
+        reply = kserve.render_infer(parsed, answer)
+        return await _packed(reply, content.chosen_coding(request.headers.get("accept-encoding", "")))
+
+
+def _model(request: Request) -> tuple[str, str | None]:
+    return request.path_params["name"], request.path_params.get("version")
+
+
+async def _last(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
+    """A client that does not stream gets the last chunk, which is the whole of a model that does not stream."""
+    last = None
+    async for chunk in chunks:
+        last = chunk
+    assert last is not None, "an answer without a chunk"
+    return last
+
+
+async def _streamed(request: Request, parsed: kserve.InferRequest, chunks: AsyncGenerator[Chunk, None]) -> LinesAnswer:
+    """The first chunk is awaited here, so that a refusal still has a status of its own."""
+    lines = _lines(parsed, chunks)
+    try:
+        return LinesAnswer(await unless_gone(request.receive, _next(lines)), lines)
+    except BaseException:
+        await lines.aclose()
+        raise
+
+
+async def _lines(parsed: kserve.InferRequest, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield kserve.render_line(parsed, chunk)
+
+
+async def _next(lines: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(lines)
+
+
+async def _packed(reply: kserve.Reply, coding: str | None) -> Response:
+    # The length header counts the JSON before compression: clients read it after unpacking.
+    headers = {} if reply.json_bytes is None else {kserve.LENGTH_HEADER: str(reply.json_bytes)}
+    if coding is None:
+        return TensorAnswer(reply.parts, reply.content_type, headers)
+    headers["Content-Encoding"] = coding
+    return TensorAnswer((await content.compressed(coding, reply.parts),), reply.content_type, headers)

@@ -1,0 +1,135 @@
+"""Puts a server together: settings, node, HTTP application, socket; and takes it apart again on a signal.
+
+Decides nothing. Signals are handled here and not by uvicorn, which would raise them again as soon as HTTP has ended
+and so kill the process before the node has closed.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from dormouse.config import Config
+from dormouse.errors import ConfigurationFault
+from dormouse.gateway.app import create_app
+from dormouse.submit import Submit
+
+GRACE_S = 10
+"""How long requests in flight may take to end after a stop is asked for."""
+KEEP_ALIVE_S = 75
+"""Longer than client pools keep idle connections, so that it is the client who closes."""
+
+OpenNode = Callable[[Config], AbstractAsyncContextManager[Submit]]
+
+
+def open_node(config: Config) -> AbstractAsyncContextManager[Submit]:
+    """The real node. Imported late: it starts processes and is not needed to build an application."""
+    node: AbstractAsyncContextManager[Submit] = importlib.import_module("dormouse.control.node").Node.open(config)
+    return node
+
+
+async def serve(config: Config, *, on_ready: Callable[[str], None], open_node: OpenNode = open_node) -> None:
+    """Serve until SIGINT or SIGTERM; a second one does not wait for requests in flight. Main thread only.
+
+    ``on_ready`` gets the address once connections are accepted. Raises ConfigurationFault if it cannot be bound.
+    """
+    with bind(config.host, config.port) as listener:
+        stop = asyncio.Event()
+        hurry = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
+        try:
+            async with open_node(config) as node:
+                app = create_app(node, body_limit_bytes=config.body_limit_bytes)
+                await serve_app(app, listener, on_ready=on_ready, stop=stop, hurry=hurry)
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+async def serve_app(
+    app: Starlette,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[str], None],
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+) -> None:
+    """Serve an application on a bound socket until ``stop``; with ``hurry``, without waiting for open requests."""
+    settings = uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = _Server(settings, lambda: on_ready(address_of(listener)))
+    watches = [asyncio.create_task(server.exit_on(stop)), asyncio.create_task(server.hurry_on(hurry))]
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, port 0 meaning any free one. Raises ConfigurationFault."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as fault:
+        raise ConfigurationFault(f"host = {host!r} cannot be used: {fault.strerror}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as fault:
+        listener.close()
+        raise ConfigurationFault(
+            f"cannot listen on {host} port {port}: {fault.strerror}; choose another with --port (0: any free one)"
+        ) from None
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which says when it has started and leaves signals alone."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def exit_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.should_exit = True
+
+    async def hurry_on(self, hurry: asyncio.Event) -> None:
+        await hurry.wait()
+        self.force_exit = True

@@ -1,0 +1,224 @@
+"""A small Submit over plain numpy, for testing the doors: it computes, keeps versions, counts, and can be cancelled.
+
+Functions are built from manifests whose source is ``arithmetic:NAME`` for a NAME in ``PROGRAMS``.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dormouse.config import Config
+from dormouse.core.types import Path
+from dormouse.errors import DeadlineMissed, ExecutionFault, RefusedSource, Unavailable, UnknownFunction
+from dormouse.functions import Manifest
+from dormouse.submit import Chunk, Description, IndexEntry, Inference
+from dormouse.tensors import DATATYPE_BYTES, Signature, Tensor, TensorSpec
+
+Program = Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Tensor, ...]]]
+"""Inputs and the manifest's arguments to the chunks of an answer."""
+
+
+def echo(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    (x,) = inputs
+    return [(Tensor("y", x.datatype, x.shape, x.data),)]
+
+
+def affine(inputs: Sequence[Tensor], arguments: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    (x,) = inputs
+    values = np.frombuffer(x.data, "<f4").reshape(x.shape)
+    y = values * np.float32(arguments.get("scale", 2)) + np.float32(arguments.get("offset", 1))
+    total = y.sum(axis=1, dtype=np.float64)
+    return [(Tensor("y", "FP32", x.shape, y.tobytes()), Tensor("total", "FP64", x.shape[:1], total.tobytes()))]
+
+
+def upper(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    (x,) = inputs
+    return [(Tensor("y", "BYTES", x.shape, bytes(x.data).upper()),)]
+
+
+def running_total(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    (x,) = inputs
+    totals = np.cumsum(np.frombuffer(x.data, "<i8"))
+    return [(Tensor("y", "INT64", (1,), total.tobytes()),) for total in totals]
+
+
+def fault(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    (x,) = inputs
+    failures: dict[bytes, Exception] = {
+        b"bug": ZeroDivisionError("secret detail"),
+        b"busy": Unavailable("function 'fault' has 256 requests waiting", retry_after_s=2.5),
+        b"late": DeadlineMissed("the request took longer than its timeout of 5 ms"),
+        b"raised": ExecutionFault("function 'fault' raised ValueError: no"),
+    }
+    raise failures[bytes(x.data)[4:]]
+
+
+PROGRAMS: dict[str, tuple[Program, Signature]] = {
+    "affine": (
+        affine,
+        Signature(
+            (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 3)), TensorSpec("total", "FP64", (-1,)))
+        ),
+    ),
+    "upper": (upper, Signature((TensorSpec("x", "BYTES", (-1, 1)),), (TensorSpec("y", "BYTES", (-1, 1)),))),
+    "running_total": (
+        running_total,
+        Signature((TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "INT64", (1,)),)),
+    ),
+    "fault": (fault, Signature((TensorSpec("x", "BYTES", (1,)),), (TensorSpec("y", "BYTES", (1,)),))),
+} | {
+    f"echo_{datatype}": (
+        echo,
+        Signature((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1, -1)),)),
+    )
+    for datatype in (*DATATYPE_BYTES, "BYTES")
+}
+
+
+@dataclass
+class Deployed:
+    manifest: Manifest
+    revision: int
+    program: Program
+    signature: Signature
+    loaded: bool = True
+    requests: int = 0
+
+
+@dataclass
+class InMemory:
+    """``gate``, when set, holds every inference back until its event is set; ``cancelled`` counts those given up."""
+
+    deployed: dict[str, Deployed] = field(default_factory=dict)
+    gate: asyncio.Event | None = None
+    entered: asyncio.Event | None = None
+    cancelled: int = 0
+    seen: list[Inference] = field(default_factory=list)
+    is_live: bool = True
+    is_ready: bool = True
+
+    def furnish(self) -> None:
+        """Forget everything and deploy every program under its own name."""
+        vars(self).update(vars(InMemory()))
+        for name, (program, signature) in PROGRAMS.items():
+            self.deployed[name] = Deployed(Manifest(name, f"arithmetic:{name}"), 1, program, signature)
+
+    def live(self) -> bool:
+        return self.is_live
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def describe(self, name: str, version: str | None = None) -> Description:
+        found = self._find(name, version)
+        return Description(name, (str(found.revision),), "numpy", found.signature)
+
+    def function_ready(self, name: str, version: str | None = None) -> bool:
+        return self._find(name, version).loaded
+
+    def index(self) -> Sequence[IndexEntry]:
+        return [
+            IndexEntry(
+                name,
+                str(found.revision),
+                "READY" if found.loaded else "UNAVAILABLE",
+                "host" if found.loaded else "unloaded",
+            )
+            for name, found in self.deployed.items()
+        ]
+
+    async def infer(self, inference: Inference) -> AsyncGenerator[Chunk, None]:
+        found = self._find(inference.name, inference.version)
+        if not found.loaded:
+            raise Unavailable(f"function {inference.name!r} is unloaded; load it first")
+        self.seen.append(inference)
+        found.requests += 1
+        chunks = found.program(inference.inputs, found.manifest.arguments)
+        try:
+            for index, outputs in enumerate(chunks):
+                if self.entered is not None:
+                    self.entered.set()
+                if self.gate is not None:
+                    await self.gate.wait()
+                wanted = tuple(
+                    tensor for tensor in outputs if tensor.name in inference.outputs or not inference.outputs
+                )
+                yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Path.HOST, 1_500_000, 2_000)
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
+
+    async def load(self, name: str) -> None:
+        self._find(name, None).loaded = True
+
+    async def unload(self, name: str) -> None:
+        self._find(name, None).loaded = False
+
+    async def deploy(self, manifest: Manifest) -> str:
+        program, signature = self._program(manifest)
+        before = self.deployed.get(manifest.name)
+        revision = 1 if before is None else before.revision + 1
+        self.deployed[manifest.name] = Deployed(manifest, revision, program, signature)
+        return str(revision)
+
+    async def remove(self, name: str) -> None:
+        self._find(name, None)
+        del self.deployed[name]
+
+    async def check(self, manifest: Manifest) -> dict[str, Any]:
+        self._program(manifest)
+        return {
+            "admitted": True,
+            "image_bytes": 4096,
+            "replaces": manifest.name if manifest.name in self.deployed else None,
+        }
+
+    def functions(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "version": str(found.revision),
+                "tier": "host" if found.loaded else "disk",
+                "bytes": 4096,
+                "pin": found.manifest.pin,
+                "requests": {"host": found.requests},
+                "p50_ms": 1.5,
+                "p98_ms": 2.5,
+                "evictions": 0,
+                "inside_slo": True,
+            }
+            for name, found in self.deployed.items()
+        ]
+
+    def node(self) -> dict[str, Any]:
+        return {"devices": [], "functions": len(self.deployed)}
+
+    def _find(self, name: str, version: str | None) -> Deployed:
+        found = self.deployed.get(name)
+        if found is None:
+            raise UnknownFunction(f"no function {name!r}")
+        if version is not None and version != str(found.revision):
+            raise UnknownFunction(f"function {name!r} has no version {version!r}; it has {found.revision}")
+        return found
+
+    def _program(self, manifest: Manifest) -> tuple[Program, Signature]:
+        module, _, name = manifest.source.rpartition(":")
+        if module != "arithmetic" or name not in PROGRAMS:
+            raise RefusedSource(f"source {manifest.source!r} is none of this node's programs")
+        return PROGRAMS[name]
+
+
+def furnished() -> InMemory:
+    """A node with every program deployed under its own name."""
+    node = InMemory()
+    node.furnish()
+    return node
+
+
+@contextlib.asynccontextmanager
+async def opened(_: Config) -> AsyncIterator[InMemory]:
+    yield furnished()
