@@ -22,6 +22,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from dormouse.device import pages
 from dormouse.device.base import Device, Region
 from dormouse.device.cpu import CpuDevice
+from dormouse.device.lane import CopyLane
 from dormouse.errors import DeviceError, OutOfChunks
 
 CHUNKS = 8
@@ -382,6 +383,18 @@ print(ctypes.string_at(region.address + {offset}, 1))
 def test_touching_an_unmapped_region_kills_the_process(offset: int) -> None:
     child = subprocess.run([sys.executable, "-c", TOUCH.format(offset=offset)], stdout=subprocess.PIPE, check=False)
     assert (child.stdout, child.returncode) == (b"unmapped\n", -signal.SIGSEGV)
+
+
+def test_a_bug_in_a_copy_does_not_leave_its_waiters_hanging() -> None:
+    def broken() -> None:
+        raise ValueError("no such address")
+
+    lane = CopyLane("broken")
+    lane.copy(broken, 1)
+    with pytest.raises(DeviceError, match="copy failed: ValueError"):
+        lane.fence().synchronize()
+    lane.fence().synchronize()
+    lane.stop()
 
 
 @only_cpu
