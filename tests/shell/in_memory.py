@@ -97,6 +97,8 @@ class InMemory:
     gate: asyncio.Event | None = None
     entered: asyncio.Event | None = None
     cancelled: int = 0
+    break_after_first: str = ""
+    """Fail after the first chunk: ``bug`` or ``late``."""
     seen: list[Inference] = field(default_factory=list)
     is_live: bool = True
     is_ready: bool = True
@@ -148,6 +150,7 @@ class InMemory:
                     tensor for tensor in outputs if tensor.name in inference.outputs or not inference.outputs
                 )
                 yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Path.HOST, 1_500_000, 2_000)
+                self._break()
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
             raise
@@ -196,6 +199,12 @@ class InMemory:
 
     def node(self) -> dict[str, Any]:
         return {"devices": [], "functions": len(self.deployed)}
+
+    def _break(self) -> None:
+        if self.break_after_first == "bug":
+            raise KeyError("x")
+        if self.break_after_first == "late":
+            raise DeadlineMissed("too late for the rest")
 
     def _find(self, name: str, version: str | None) -> Deployed:
         found = self.deployed.get(name)
