@@ -4,14 +4,12 @@ Functions are built from manifests whose source is ``arithmetic:NAME`` for a NAM
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from dormouse.config import Config
 from dormouse.core.types import Path
 from dormouse.errors import DeadlineMissed, ExecutionFault, RefusedSource, Unavailable, UnknownFunction
 from dormouse.functions import Manifest
@@ -97,6 +95,7 @@ class InMemory:
     gate: asyncio.Event | None = None
     entered: asyncio.Event | None = None
     cancelled: int = 0
+    given_up: asyncio.Event | None = None
     break_after_first: str = ""
     """Fail after the first chunk: ``bug`` or ``late``."""
     seen: list[Inference] = field(default_factory=list)
@@ -153,6 +152,8 @@ class InMemory:
                 self._break()
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
+            if self.given_up is not None:
+                self.given_up.set()
             raise
 
     async def load(self, name: str) -> None:
@@ -226,8 +227,3 @@ def furnished() -> InMemory:
     node = InMemory()
     node.furnish()
     return node
-
-
-@contextlib.asynccontextmanager
-async def opened(_: Config) -> AsyncIterator[InMemory]:
-    yield furnished()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.shell.in_memory import InMemory, furnished
 
 from dormouse.gateway.app import create_app
-from dormouse.serving import bind, serve_app
+from dormouse.serving import bind, run, serve_app
 
 BODY_LIMIT_BYTES = 1024 * 1024
 
@@ -34,7 +34,7 @@ def running() -> Iterator[RunningServer]:
     node = furnished()
     started: concurrent.futures.Future[RunningServer] = concurrent.futures.Future()
 
-    async def run() -> None:
+    async def serve() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         app = create_app(node, body_limit_bytes=BODY_LIMIT_BYTES)
@@ -47,7 +47,7 @@ def running() -> Iterator[RunningServer]:
                 hurry=asyncio.Event(),
             )
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread = threading.Thread(target=run, args=(serve(),))
     thread.start()
     server = started.result(timeout=30)
     try:
