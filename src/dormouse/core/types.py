@@ -124,7 +124,7 @@ class Settings(Struct, frozen=True):
     host_capacity_bytes: Bytes
     host_page_bytes: Bytes = 2 * 1024 * 1024
     queueing: str = "edf"
-    placement: str = "resident-host-disk"
+    placement: str = "least-displacing"
     eviction: str = "lru"
     queue_length: int = 10_000
     """Requests waiting over all functions."""

@@ -10,6 +10,7 @@ An image is a directory:
 A page is 2 MiB; each has a CRC-32, so a damaged or truncated file is found when it is read.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,4 +99,10 @@ def read_index(directory: Path) -> ImageIndex:
 
 
 def write_index(directory: Path, index: ImageIndex) -> None:
-    (directory / INDEX_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(index), indent=1))
+    """Write an image's index, in place of the one before: whole, or not at all."""
+    part = directory / f"{INDEX_FILE}.part"
+    with part.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(index), indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(directory / INDEX_FILE)

@@ -1,0 +1,94 @@
+"""What survives a restart: the deployed functions, in SQLite. An answer is given only after its row is committed."""
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from dormouse.core.types import Bytes
+from dormouse.errors import ConfigurationFault
+from dormouse.functions import Manifest
+from dormouse.tensors import Signature
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS functions (
+    name       TEXT NOT NULL,
+    revision   INTEGER NOT NULL,
+    available  INTEGER NOT NULL,
+    record     BLOB NOT NULL,
+    PRIMARY KEY (name, revision)
+) STRICT;
+CREATE TABLE IF NOT EXISTS revisions (
+    name   TEXT PRIMARY KEY,
+    latest INTEGER NOT NULL
+) STRICT;
+"""
+
+
+class Deployed(Struct, frozen=True):
+    """One revision of a function, as it was admitted."""
+
+    manifest: Manifest
+    revision: int
+    image_bytes: Bytes
+    state_bytes: Bytes
+    signature: Signature
+    platform: str
+    available: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+
+class Catalog:
+    """The table of deployed functions. Raises ConfigurationFault when the file is not ours or of another version."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            self._connection = sqlite3.connect(file, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.executescript(SCHEMA)
+            self._check_version()
+        except sqlite3.DatabaseError as fault:
+            raise ConfigurationFault(f"{file} cannot be used as the catalog: {fault}") from None
+
+    def _check_version(self) -> None:
+        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version != SCHEMA_VERSION:
+            raise ConfigurationFault(f"{self._file} has schema {version}, this version reads {SCHEMA_VERSION}")
+
+    def functions(self) -> list[Deployed]:
+        """Every function, oldest revision first."""
+        rows = self._connection.execute("SELECT record, available FROM functions ORDER BY name, revision")
+        return [
+            msgspec.structs.replace(msgspec.json.decode(record, type=Deployed), available=bool(available))
+            for record, available in rows
+        ]
+
+    def next_revision(self, name: str) -> int:
+        """A number that no revision of this name has had, nor will have again."""
+        statement = """INSERT INTO revisions VALUES (?, 1)
+            ON CONFLICT (name) DO UPDATE SET latest = latest + 1 RETURNING latest"""
+        revision: int = self._connection.execute(statement, (name,)).fetchone()[0]
+        return revision
+
+    def add(self, deployed: Deployed) -> None:
+        row = (deployed.name, deployed.revision, deployed.available, msgspec.json.encode(deployed))
+        self._connection.execute("INSERT INTO functions VALUES (?, ?, ?, ?)", row)
+
+    def set_available(self, name: str, revision: int, available: bool) -> None:
+        statement = "UPDATE functions SET available = ? WHERE name = ? AND revision = ?"
+        self._connection.execute(statement, (available, name, revision))
+
+    def remove(self, name: str, revision: int) -> None:
+        self._connection.execute("DELETE FROM functions WHERE name = ? AND revision = ?", (name, revision))
+
+    def close(self) -> None:
+        self._connection.close()

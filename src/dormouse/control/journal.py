@@ -1,0 +1,81 @@
+"""The core's diary: every event with its time, and the commands it brought forth, so that it can be replayed.
+
+A file is a header line and then frames: a 4-byte little-endian length, then msgpack of (now, event, commands).
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from dormouse.core.messages import Command, Event
+from dormouse.core.types import Ns, Settings
+from dormouse.errors import ConfigurationFault
+
+FORMAT = 1
+LENGTH = struct.Struct("<I")
+
+
+class Header(Struct, frozen=True):
+    format: int
+    settings: Settings
+
+
+class Entry(Struct, frozen=True, array_like=True):
+    now: Ns
+    event: Event
+    commands: list[Command]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_commands(commands: list[Command]) -> bytes:
+    """Commands as the journal writes them, for comparing byte for byte."""
+    return _encoder.encode(commands)
+
+
+class JournalWriter:
+    """Appends entries; a crash loses at most what the operating system had not yet taken."""
+
+    def __init__(self, file: Path, settings: Settings) -> None:
+        try:
+            self._file: BinaryIO = file.open("wb")
+        except OSError as fault:
+            raise ConfigurationFault(f"journal {file} cannot be written: {fault.strerror}") from None
+        self._file.write(msgspec.json.encode(Header(FORMAT, settings)) + b"\n")
+
+    def append(self, now: Ns, event: Event, commands: list[Command]) -> None:
+        body = _encoder.encode(Entry(now, event, commands))
+        self._file.write(LENGTH.pack(len(body)) + body)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(file: Path) -> tuple[Settings, Iterator[Entry]]:
+    """A journal's settings and its entries, up to where it was cut off. Raises ConfigurationFault for other files."""
+    source = file.open("rb")
+    try:
+        header = msgspec.json.decode(source.readline(), type=Header)
+    except msgspec.DecodeError as fault:
+        source.close()
+        raise ConfigurationFault(f"{file} is no journal: {fault}") from None
+    if header.format != FORMAT:
+        source.close()
+        raise ConfigurationFault(f"{file} has journal format {header.format}, this version reads {FORMAT}")
+    return header.settings, _entries(source)
+
+
+def _entries(source: BinaryIO) -> Iterator[Entry]:
+    with source:
+        while len(head := source.read(LENGTH.size)) == LENGTH.size:
+            (length,) = LENGTH.unpack(head)
+            body = source.read(length)
+            if len(body) < length:
+                return
+            yield _decoder.decode(body)

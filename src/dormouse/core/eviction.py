@@ -1,0 +1,78 @@
+"""What leaves a tier so that something else may come.
+
+A policy names victims, or answers None: "cannot now". Victims are never in use: running, loading, the source of a
+copy, pinned to the tier, or with queued work that would bring them straight back. The one exception to the last is
+maximum wait: a request that is past its own deadline may displace idle functions whose work is less urgent.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from dormouse.core.state import Executor, Function, ImageState, ResidencyState, State
+from dormouse.core.types import Bytes, FunctionId, Ns, Pin
+
+Eviction: TypeAlias = Callable[[State, Executor, Function, Ns], tuple[FunctionId, ...] | None]
+
+
+def may_evict(state: State, executor: Executor, victim: FunctionId) -> bool:
+    """Whether a function could be evicted from the device at this moment."""
+    function = state.functions[victim]
+    return executor.recency[victim].state is ResidencyState.RESIDENT and function.spec.pin is not Pin.DEVICE
+
+
+def yields(victim: Function, incoming: Function, now: Ns) -> bool:
+    """Whether a victim's queued work may wait for the incoming function's."""
+    head, waiting = incoming.head, victim.head
+    if head is None or waiting is None:
+        return waiting is None
+    return head.deadline_ns < min(now, waiting.deadline_ns)
+
+
+def least_recently_used(state: State, executor: Executor, incoming: Function, now: Ns) -> tuple[FunctionId, ...] | None:
+    """Least recently used first, idle ones before those with queued work; none whose going is not needed."""
+    needed = executor.region_bytes(incoming.spec) - executor.free_bytes
+    able = [victim for victim in executor.recency if may_evict(state, executor, victim)]
+    idle = [victim for victim in able if not state.functions[victim].queue]
+    busy = [victim for victim in able if state.functions[victim].queue]
+    yielding = [victim for victim in busy if yields(state.functions[victim], incoming, now)]
+    return smallest_prefix(((victim, executor.recency[victim].size_bytes) for victim in (*idle, *yielding)), needed)
+
+
+def smallest_prefix(candidates: Iterable[tuple[FunctionId, Bytes]], needed: Bytes) -> tuple[FunctionId, ...] | None:
+    """The first candidates that free enough, less those that the later ones made needless; None if all are too few."""
+    chosen: dict[FunctionId, Bytes] = {}
+    freed = 0
+    for candidate, size_bytes in candidates:
+        if freed >= needed:
+            break
+        chosen[candidate] = size_bytes
+        freed += size_bytes
+    if freed < needed:
+        return None
+    for candidate, size_bytes in tuple(chosen.items()):
+        if freed - size_bytes >= needed:
+            del chosen[candidate]
+            freed -= size_bytes
+    return tuple(chosen)
+
+
+EVICTION: dict[str, Eviction] = {"lru": least_recently_used}
+
+
+def may_drop(function: Function) -> bool:
+    """Whether an image could leave host memory at this moment."""
+    writes_state_home = function.spec.state_bytes > 0 and bool(function.residencies)
+    return (
+        function.image is ImageState.HOST
+        and function.spec.pin is Pin.NONE
+        and not function.queue
+        and not function.is_source_of_a_copy
+        and not writes_state_home
+    )
+
+
+def images_to_drop(state: State, incoming: Function) -> tuple[FunctionId, ...] | None:
+    """Images that leave host memory for the incoming one: least recently used first; None when there is no room now."""
+    needed = incoming.host_bytes - state.host_free_bytes
+    droppable = (f for f in map(state.functions.__getitem__, state.host_recency) if may_drop(f))
+    return smallest_prefix(((function.id, function.host_bytes) for function in droppable), needed)

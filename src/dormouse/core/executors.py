@@ -1,0 +1,153 @@
+"""What executors report: joined, lost, and how each command ended."""
+
+from typing import assert_never
+
+from dormouse.core.messages import (
+    Cancel,
+    ChunkProduced,
+    CommandRefused,
+    Evict,
+    EvictionFinished,
+    Execute,
+    ExecutionFailed,
+    ExecutionFinished,
+    ExecutorCommand,
+    ExecutorJoined,
+    ExecutorLost,
+    Forget,
+    Load,
+    LoadFailed,
+    LoadFinished,
+)
+from dormouse.core.ready import ReadyQueue
+from dormouse.core.requests import time_out
+from dormouse.core.state import Executor, Function, Request, RequestState, ResidencyChange
+from dormouse.core.turn import Turn
+from dormouse.core.types import CommandId, ExecutorId, Reason
+
+
+def joined(turn: Turn, event: ExecutorJoined) -> None:
+    assert event.executor not in turn.state.executors, f"{event.executor} has joined already"
+    turn.state.executors[event.executor] = Executor(
+        id=event.executor,
+        device=event.device,
+        capacity_bytes=event.capacity_bytes,
+        chunk_bytes=event.chunk_bytes,
+        free_bytes=event.capacity_bytes,
+        ready=ReadyQueue(),
+        arriving=ReadyQueue(),
+    )
+    turn.state.executorless_since_ns = None
+    for function in turn.state.functions.values():
+        if function.unplaceable:
+            function.unplaceable = False
+            turn.settle(function)
+
+
+def lost(turn: Turn, event: ExecutorLost) -> None:
+    """Its memory is gone with it. What it was running starts over elsewhere, or when it is back."""
+    executor = turn.state.executors.pop(event.executor)
+    if not turn.state.executors:
+        turn.state.executorless_since_ns = turn.now
+    if executor.executing is not None:
+        request = turn.state.requests[executor.executing]
+        message = f"the executor was lost while it ran '{request.function}': {event.message}"
+        turn.requeue(request, Reason.EXECUTOR_LOST, message)
+    for name in executor.recency:
+        function = turn.state.functions[name]
+        del function.residencies[executor.id]
+        turn.settle(function)
+
+
+def _completed(turn: Turn, name: ExecutorId, command: CommandId) -> tuple[Executor, ExecutorCommand]:
+    executor = turn.state.executors[name]
+    assert command in executor.pending, f"{name} answers command {command}, which is not pending"
+    return executor, executor.pending.pop(command)
+
+
+def load_finished(turn: Turn, event: LoadFinished) -> None:
+    executor, _ = _completed(turn, event.executor, event.command)
+    function = turn.state.functions[event.function]
+    residency = function.residencies[executor.id]
+    turn.end_load(function, executor, ResidencyChange.LOADED)
+    executor.built.add(function.id)
+    function.load_failures = 0
+    function.ledger.loaded(residency.path, function.spec.image_bytes)
+    turn.settle(function)
+
+
+def load_failed(turn: Turn, event: LoadFailed) -> None:
+    executor, _ = _completed(turn, event.executor, event.command)
+    _load_ended_badly(turn, turn.state.functions[event.function], executor, event.message)
+
+
+def _load_ended_badly(turn: Turn, function: Function, executor: Executor, message: str) -> None:
+    turn.end_load(function, executor, ResidencyChange.LOAD_FAILED)
+    function.load_failures += 1
+    if function.load_failures >= turn.state.settings.attempts:
+        function.load_failures = 0
+        turn.refuse_queue(function, Reason.LOAD_FAILED, f"'{function.id}' could not be loaded: {message}")
+    turn.settle(function)
+
+
+def eviction_finished(turn: Turn, event: EvictionFinished) -> None:
+    executor, _ = _completed(turn, event.executor, event.command)
+    function = turn.state.functions[event.function]
+    function.ledger.unaccounted_bytes = event.unaccounted_bytes
+    turn.end_eviction(function, executor)
+    turn.settle(function)
+
+
+def chunk_produced(turn: Turn, event: ChunkProduced) -> None:
+    request = turn.state.requests[event.request]
+    if request.state is RequestState.EXECUTING:
+        request.chunks += 1
+        turn.reply(request, 0, final=False)
+
+
+def execution_finished(turn: Turn, event: ExecutionFinished) -> None:
+    executor, _ = _completed(turn, event.executor, event.command)
+    request = turn.state.requests[event.request]
+    function = turn.end_execution(request, executor)
+    del turn.state.requests[request.id]
+    if request.state is RequestState.EXECUTING:
+        latency_ns = turn.now - request.arrived_ns
+        in_time = turn.now <= request.deadline_ns
+        function.ledger.answered(request.path, latency_ns, event.device_ns, in_time=in_time)
+        turn.reply(request, event.device_ns, final=True)
+    else:
+        function.ledger.device_ns += event.device_ns
+    turn.settle(function)
+
+
+def execution_failed(turn: Turn, event: ExecutionFailed) -> None:
+    executor, _ = _completed(turn, event.executor, event.command)
+    _execution_ended_badly(turn, turn.state.requests[event.request], executor, event.reason, event.message)
+
+
+def _execution_ended_badly(turn: Turn, request: Request, executor: Executor, reason: Reason, message: str) -> None:
+    """A failed load or a closed window is no fault of the request: it may start over. What a model raised is final."""
+    function = turn.end_execution(request, executor, reason)
+    if reason in (Reason.LOAD_FAILED, Reason.TOO_LATE, Reason.TOO_EARLY) or request.state is RequestState.ABANDONED:
+        turn.requeue(request, reason, message)
+    else:
+        turn.refuse(request, reason, message)
+    turn.settle(function)
+
+
+def command_refused(turn: Turn, event: CommandRefused) -> None:
+    """The executor did nothing, because the command came outside its window."""
+    executor, command = _completed(turn, event.executor, event.command)
+    message = f"{executor.id} refused the command: {event.reason}"
+    match command:
+        case Load():
+            _load_ended_badly(turn, turn.state.functions[command.function], executor, message)
+        case Execute():
+            request = turn.state.requests[command.request]
+            if turn.now >= request.timeout_ns and request.state is RequestState.EXECUTING:
+                time_out(turn, request)
+            _execution_ended_badly(turn, request, executor, event.reason, message)
+        case Evict() | Cancel() | Forget():
+            raise AssertionError(f"{executor.id} refused {command}, whose window never closes")
+        case _ as never:
+            assert_never(never)

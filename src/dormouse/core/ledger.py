@@ -1,0 +1,101 @@
+"""What each function cost and how well it was served.
+
+Counts and integer histograms only, so a ledger is as exact after a year as after a minute and never grows.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dormouse.core.types import Bytes, Ns, Path, Reason, Slo
+
+PPM = 1_000_000
+
+
+class Histogram:
+    """Durations in buckets 6 % wide: exact counts, percentiles within one bucket."""
+
+    __slots__ = ("buckets", "count", "total_ns")
+
+    def __init__(self) -> None:
+        self.buckets: Counter[int] = Counter()
+        self.count = 0
+        self.total_ns: Ns = 0
+
+    def add(self, duration_ns: Ns) -> None:
+        self.buckets[_bucket(duration_ns)] += 1
+        self.count += 1
+        self.total_ns += duration_ns
+
+    def percentile(self, share_ppm: int) -> Ns:
+        """The upper edge of the bucket that holds the given share of all durations; 0 when there are none."""
+        rank = -(-self.count * share_ppm // PPM)
+        seen = 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= rank:
+                return _upper_edge(bucket)
+        return 0
+
+    @property
+    def mean_ns(self) -> Ns:
+        return self.total_ns // self.count if self.count else 0
+
+
+def _bucket(duration_ns: Ns) -> int:
+    """Four bits below the leading one select among sixteen buckets of each power of two."""
+    shift = max(duration_ns.bit_length() - 5, 0)
+    return shift * 32 + (duration_ns >> shift)
+
+
+def _upper_edge(bucket: int) -> Ns:
+    shift, top = divmod(bucket, 32)
+    return ((top + 1) << shift) - 1
+
+
+@dataclass(slots=True)
+class Ledger:
+    """One function's account since it was deployed or the server started."""
+
+    latency: dict[Path, Histogram] = field(default_factory=dict)
+    loads: Counter[Path] = field(default_factory=Counter)
+    refusals: Counter[Reason] = field(default_factory=Counter)
+    in_time: int = 0
+    missed: int = 0
+    cancelled: int = 0
+    evictions: int = 0
+    loaded_bytes: Bytes = 0
+    unaccounted_bytes: Bytes = 0
+    device_ns: Ns = 0
+    resident_ns: Ns = 0
+
+    def answered(self, path: Path, latency_ns: Ns, device_ns: Ns, *, in_time: bool) -> None:
+        self.latency.setdefault(path, Histogram()).add(latency_ns)
+        self.device_ns += device_ns
+        self.in_time += in_time
+        self.missed += not in_time
+
+    def refused(self, reason: Reason) -> None:
+        """A request that ends without an answer has missed its deadline, whoever's fault it was."""
+        self.refusals[reason] += 1
+        self.missed += 1
+
+    def loaded(self, path: Path, size_bytes: Bytes) -> None:
+        self.loads[path] += 1
+        self.loaded_bytes += size_bytes
+
+    def evicted(self, resident_ns: Ns) -> None:
+        self.evictions += 1
+        self.resident_ns += resident_ns
+
+    @property
+    def requests(self) -> int:
+        """Requests that have ended, cancelled ones left out."""
+        return self.in_time + self.missed
+
+    def compliant(self, slo: Slo) -> bool:
+        """Whether the promised share of all requests so far was in time; a function never asked is compliant."""
+        return self.in_time * PPM >= self.requests * slo.share_ppm
+
+    def mean_device_ns(self) -> Ns:
+        answers = sum(histogram.count for histogram in self.latency.values())
+        return self.device_ns // answers if answers else 0

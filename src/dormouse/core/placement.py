@@ -1,0 +1,76 @@
+"""Where work goes: resident, else host, else disk; and for a load, which device.
+
+``standing`` says what a function waits for. A placement policy orders the devices that a load may go to; the
+first on which eviction can make room gets it.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto, unique
+from typing import TypeAlias
+
+from dormouse.core.state import Executor, Function, ImageState, ResidencyState, State
+from dormouse.core.types import Pin
+
+Placement: TypeAlias = Callable[[State, Function], Sequence[Executor]]
+
+
+@unique
+class Standing(Enum):
+    """What stands between a function and its next step."""
+
+    NOTHING = auto()
+    """Nothing is wanted, or what is wanted is under way."""
+    RUN = auto()
+    """It is on a device: a compute lane."""
+    LOAD = auto()
+    """It is in host memory: a copy lane and room on a device."""
+    READ = auto()
+    """It is on disk: room in host memory."""
+
+
+def standing(function: Function) -> Standing:
+    """Resident, else host, else disk."""
+    asked = bool(function.queue)
+    if function.residencies:
+        return Standing.RUN if asked else Standing.NOTHING
+    preload = function.spec.pin is Pin.DEVICE and function.accepts and not function.unplaceable
+    if function.image is ImageState.HOST and (asked or preload):
+        return Standing.LOAD
+    if function.image is ImageState.DISK and (asked or preload or function.parking):
+        return Standing.READ
+    return Standing.NOTHING
+
+
+def runs_at_once(function: Function, executor: Executor) -> bool:
+    return function.residencies[executor.id].state is ResidencyState.RESIDENT
+
+
+def runs_while_arriving(function: Function, executor: Executor) -> bool:
+    return function.residencies[executor.id].state is ResidencyState.LOADING
+
+
+def could_ever_hold(state: State, executor: Executor, function: Function) -> bool:
+    """Whether the function fits beside what pins keep there."""
+    room = executor.capacity_bytes - state.device_pinned_bytes(executor, function.id)
+    return executor.region_bytes(function.spec) <= room
+
+
+def least_displacing(state: State, function: Function) -> Sequence[Executor]:
+    """Devices whose copy lane is idle: those with room first, then an idle compute lane, then the most free bytes."""
+    able = [
+        executor
+        for executor in state.executors.values()
+        if executor.copying is None and could_ever_hold(state, executor, function)
+    ]
+    return sorted(
+        able,
+        key=lambda executor: (
+            executor.free_bytes < executor.region_bytes(function.spec),
+            executor.executing is not None,
+            -executor.free_bytes,
+            executor.id,
+        ),
+    )
+
+
+PLACEMENT: dict[str, Placement] = {"least-displacing": least_displacing}

@@ -1,0 +1,80 @@
+"""What happens to a request that arrives, is cancelled, or runs out of time."""
+
+from heapq import heappop
+
+from dormouse.core.admission import executors_are_gone, refuse_request
+from dormouse.core.messages import Refuse, RequestArrived, RequestCancelled
+from dormouse.core.state import Request, RequestState
+from dormouse.core.turn import Turn
+from dormouse.core.types import DEFAULT_PRIORITY, Reason
+
+
+def arrived(turn: Turn, event: RequestArrived) -> None:
+    assert event.request not in turn.state.requests, f"request {event.request} has arrived already"
+    refusal = refuse_request(turn.state, event.function, turn.now)
+    if refusal is not None:
+        if event.function in turn.state.functions:
+            turn.state.functions[event.function].ledger.refused(refusal.reason)
+        turn.commands.append(Refuse(event.request, refusal.reason, refusal.message, refusal.retry_after_ns))
+        return
+    spec = turn.state.functions[event.function].spec
+    request = Request(
+        id=event.request,
+        function=event.function,
+        arrived_ns=turn.now,
+        deadline_ns=turn.now + spec.slo.deadline_ns if event.deadline_ns is None else event.deadline_ns,
+        timeout_ns=turn.now + spec.limits.timeout_ns if event.timeout_ns is None else event.timeout_ns,
+        priority=event.priority or DEFAULT_PRIORITY,
+    )
+    turn.state.requests[request.id] = request
+    turn.enqueue(request)
+
+
+def cancelled(turn: Turn, event: RequestCancelled) -> None:
+    """The client is gone. A request that has ended meanwhile is nothing to cancel."""
+    request = turn.state.requests.get(event.request)
+    if request is None or request.state is RequestState.ABANDONED:
+        return
+    turn.state.functions[request.function].ledger.cancelled += 1
+    if request.state is RequestState.QUEUED:
+        turn.dequeue(request)
+        del turn.state.requests[request.id]
+    else:
+        turn.abandon(request)
+
+
+def expire(turn: Turn) -> None:
+    """End what has run out of time, wherever it is."""
+    timeouts = turn.state.timeouts
+    while timeouts and timeouts[0][0] <= turn.now:
+        _, name = heappop(timeouts)
+        request = turn.state.requests.get(name)
+        if request is not None and request.state is not RequestState.ABANDONED:
+            time_out(turn, request)
+    if executors_are_gone(turn.state, turn.now) and turn.state.queued:
+        for function in turn.state.functions.values():
+            turn.refuse_queue(function, Reason.EXECUTOR_LOST, f"no executor came back to serve '{function.id}'")
+
+
+def time_out(turn: Turn, request: Request) -> None:
+    waited_ms = (turn.now - request.arrived_ns) / 1e6
+    message = f"'{request.function}' gave no answer within {waited_ms:.0f} ms; the request was {request.state}"
+    function = turn.state.functions[request.function]
+    if request.state is RequestState.QUEUED:
+        turn.dequeue(request)
+        turn.refuse(request, Reason.TIMEOUT, message)
+    else:
+        turn.abandon(request)
+        function.ledger.refused(Reason.TIMEOUT)
+        turn.commands.append(Refuse(request.id, Reason.TIMEOUT, message))
+
+
+def next_timer_ns(turn: Turn) -> int | None:
+    """When the core next wants to be woken although nothing happens."""
+    state = turn.state
+    while state.timeouts and state.timeouts[0][1] not in state.requests:
+        heappop(state.timeouts)
+    moments = [state.timeouts[0][0]] if state.timeouts else []
+    if state.executorless_since_ns is not None and state.queued:
+        moments.append(state.executorless_since_ns + state.settings.executor_grace_ns)
+    return min(moments, default=None)

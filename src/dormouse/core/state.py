@@ -1,0 +1,342 @@
+"""Who is where: functions, their images and residencies, executors and their lanes, requests.
+
+Records and transition tables, no decisions. A record holds ids and integers, never a handle or a callback.
+
+Theory of operation
+-------------------
+A function's image is in one ImageState (which host tier it occupies), and on each executor in one
+ResidencyState. Both change only through the tables below; a change that is not in its table is a bug and asserts.
+
+    absent --load--> loading --loaded--> resident --evict--> evicting --evicted--> absent
+                       | ^                  | ^
+               execute v | executed execute v | executed
+                     streaming --loaded--> running
+
+``streaming`` is a request that already runs on the layers that have arrived. When its load fails, two messages
+tell of it: the execution's end makes the residency ``broken`` until the load's own end comes; should that come
+first, it is ``failing`` until the execution has ended. An executor's free bytes fall when a load is commanded
+and rise when an eviction is commanded, not when it has ended: an executor obeys in order, so what a later command
+needs has been given back by then.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto, unique
+from typing import TypeVar
+
+from dormouse.core.ledger import Ledger
+from dormouse.core.messages import ExecutorCommand
+from dormouse.core.ready import ReadyQueue
+from dormouse.core.types import (
+    Bytes,
+    CommandId,
+    DeviceId,
+    ExecutorId,
+    FunctionId,
+    FunctionSpec,
+    Ns,
+    OperationId,
+    Path,
+    Pin,
+    RequestId,
+    Settings,
+    round_up,
+)
+
+S = TypeVar("S", bound=Hashable)
+C = TypeVar("C", bound=Hashable)
+
+
+@unique
+class ResidencyState(StrEnum):
+    ABSENT = "absent"
+    LOADING = "loading"
+    STREAMING = "streaming"
+    RESIDENT = "resident"
+    RUNNING = "running"
+    EVICTING = "evicting"
+    BROKEN = "broken"
+    FAILING = "failing"
+
+
+@unique
+class ResidencyChange(Enum):
+    LOAD = auto()
+    LOADED = auto()
+    LOAD_FAILED = auto()
+    EXECUTE = auto()
+    EXECUTED = auto()
+    BREAK = auto()
+    EVICT = auto()
+    EVICTED = auto()
+
+
+RESIDENCY_TRANSITIONS: Mapping[tuple[ResidencyState, ResidencyChange], ResidencyState] = {
+    (ResidencyState.ABSENT, ResidencyChange.LOAD): ResidencyState.LOADING,
+    (ResidencyState.LOADING, ResidencyChange.LOADED): ResidencyState.RESIDENT,
+    (ResidencyState.LOADING, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
+    (ResidencyState.LOADING, ResidencyChange.EXECUTE): ResidencyState.STREAMING,
+    (ResidencyState.STREAMING, ResidencyChange.LOADED): ResidencyState.RUNNING,
+    (ResidencyState.STREAMING, ResidencyChange.EXECUTED): ResidencyState.LOADING,
+    (ResidencyState.STREAMING, ResidencyChange.BREAK): ResidencyState.BROKEN,
+    (ResidencyState.BROKEN, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
+    (ResidencyState.STREAMING, ResidencyChange.LOAD_FAILED): ResidencyState.FAILING,
+    (ResidencyState.FAILING, ResidencyChange.EXECUTED): ResidencyState.ABSENT,
+    (ResidencyState.RESIDENT, ResidencyChange.EXECUTE): ResidencyState.RUNNING,
+    (ResidencyState.RUNNING, ResidencyChange.EXECUTED): ResidencyState.RESIDENT,
+    (ResidencyState.RESIDENT, ResidencyChange.EVICT): ResidencyState.EVICTING,
+    (ResidencyState.EVICTING, ResidencyChange.EVICTED): ResidencyState.ABSENT,
+}
+
+
+@unique
+class ImageState(StrEnum):
+    DISK = "disk"
+    READING = "reading"
+    HOST = "host"
+
+
+@unique
+class ImageChange(Enum):
+    READ = auto()
+    ARRIVED = auto()
+    READ_FAILED = auto()
+    DROP = auto()
+
+
+IMAGE_TRANSITIONS: Mapping[tuple[ImageState, ImageChange], ImageState] = {
+    (ImageState.DISK, ImageChange.READ): ImageState.READING,
+    (ImageState.READING, ImageChange.ARRIVED): ImageState.HOST,
+    (ImageState.READING, ImageChange.READ_FAILED): ImageState.DISK,
+    (ImageState.HOST, ImageChange.DROP): ImageState.DISK,
+}
+
+
+@unique
+class Service(StrEnum):
+    """What callers may expect of a function."""
+
+    ADMITTING = "admitting"
+    """Deployed for the first time; a failure leaves nothing behind."""
+    LOADING = "loading"
+    """Asked back after it was unavailable."""
+    READY = "ready"
+    UNLOADING = "unloading"
+    UNAVAILABLE = "unavailable"
+    REMOVING = "removing"
+
+
+@unique
+class ServiceChange(Enum):
+    ADMIT = auto()
+    UNLOAD = auto()
+    LEAVE = auto()
+    LOAD = auto()
+    REMOVE = auto()
+    FAIL = auto()
+
+
+SERVICE_TRANSITIONS: Mapping[tuple[Service, ServiceChange], Service] = {
+    (Service.ADMITTING, ServiceChange.ADMIT): Service.READY,
+    (Service.READY, ServiceChange.ADMIT): Service.READY,
+    (Service.UNLOADING, ServiceChange.ADMIT): Service.UNLOADING,
+    (Service.REMOVING, ServiceChange.ADMIT): Service.REMOVING,
+    (Service.LOADING, ServiceChange.ADMIT): Service.READY,
+    (Service.LOADING, ServiceChange.FAIL): Service.UNAVAILABLE,
+    (Service.LOADING, ServiceChange.UNLOAD): Service.UNLOADING,
+    (Service.LOADING, ServiceChange.REMOVE): Service.REMOVING,
+    (Service.READY, ServiceChange.UNLOAD): Service.UNLOADING,
+    (Service.UNLOADING, ServiceChange.UNLOAD): Service.UNLOADING,
+    (Service.UNLOADING, ServiceChange.LEAVE): Service.UNAVAILABLE,
+    (Service.UNAVAILABLE, ServiceChange.LOAD): Service.LOADING,
+    (Service.READY, ServiceChange.REMOVE): Service.REMOVING,
+    (Service.UNLOADING, ServiceChange.REMOVE): Service.REMOVING,
+    (Service.UNAVAILABLE, ServiceChange.REMOVE): Service.REMOVING,
+    (Service.REMOVING, ServiceChange.REMOVE): Service.REMOVING,
+}
+
+
+@unique
+class RequestState(StrEnum):
+    QUEUED = "queued"
+    EXECUTING = "executing"
+    ABANDONED = "abandoned"
+    """Executing still, but nobody waits for the answer."""
+
+
+@unique
+class RequestChange(Enum):
+    EXECUTE = auto()
+    REQUEUE = auto()
+    ABANDON = auto()
+
+
+REQUEST_TRANSITIONS: Mapping[tuple[RequestState, RequestChange], RequestState] = {
+    (RequestState.QUEUED, RequestChange.EXECUTE): RequestState.EXECUTING,
+    (RequestState.EXECUTING, RequestChange.REQUEUE): RequestState.QUEUED,
+    (RequestState.EXECUTING, RequestChange.ABANDON): RequestState.ABANDONED,
+}
+
+
+def step(table: Mapping[tuple[S, C], S], state: S, change: C) -> S:
+    """The state after a change. A change that its table does not know is a bug."""
+    assert (state, change) in table, f"{state} cannot {change}"
+    return table[state, change]
+
+
+@dataclass(slots=True)
+class Request:
+    id: RequestId
+    function: FunctionId
+    arrived_ns: Ns
+    deadline_ns: Ns
+    timeout_ns: Ns
+    priority: int
+    state: RequestState = RequestState.QUEUED
+    executor: ExecutorId | None = None
+    path: Path = Path.RESIDENT
+    started_ns: Ns = 0
+    attempts: int = 0
+    chunks: int = 0
+    """Chunks that the client has; an answer that has begun cannot be begun again."""
+
+    def change(self, change: RequestChange) -> None:
+        self.state = step(REQUEST_TRANSITIONS, self.state, change)
+
+
+@dataclass(slots=True)
+class Residency:
+    """A function on one executor."""
+
+    size_bytes: Bytes
+    """Whole chunks."""
+    path: Path
+    """How its present load finds the image."""
+    state: ResidencyState = ResidencyState.ABSENT
+    load_started_ns: Ns = 0
+    loaded_ns: Ns = 0
+
+
+@dataclass(slots=True)
+class Function:
+    spec: FunctionSpec
+    host_bytes: Bytes
+    """Whole pages."""
+    service: Service = Service.ADMITTING
+    image: ImageState = ImageState.DISK
+    parking: bool = False
+    """It is to be brought to host memory although no request asks for it."""
+    unplaceable: bool = False
+    """A pin asks for it on a device, and no device that is here could hold it."""
+    from_disk: bool = False
+    """Requests waited while it was read from disk, and no device has loaded it since."""
+    load_failures: int = 0
+    queue: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
+    residencies: dict[ExecutorId, Residency] = field(default_factory=dict)
+    waits_in: list[ReadyQueue] = field(default_factory=list)
+    arrivals: list[OperationId] = field(default_factory=list)
+    """Operations that wait until it is in host memory."""
+    departures: list[OperationId] = field(default_factory=list)
+    """Operations that wait until its memory is free."""
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def id(self) -> FunctionId:
+        return self.spec.id
+
+    @property
+    def head(self) -> Request | None:
+        return next(iter(self.queue.values()), None)
+
+    @property
+    def accepts(self) -> bool:
+        return self.service is Service.READY
+
+    @property
+    def leaves(self) -> bool:
+        return self.service in (Service.UNLOADING, Service.REMOVING)
+
+    @property
+    def is_source_of_a_copy(self) -> bool:
+        return any(
+            residency.state in (ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN)
+            for residency in self.residencies.values()
+        )
+
+    def change_service(self, change: ServiceChange) -> None:
+        self.service = step(SERVICE_TRANSITIONS, self.service, change)
+
+    def change_image(self, change: ImageChange) -> None:
+        self.image = step(IMAGE_TRANSITIONS, self.image, change)
+
+
+@dataclass(slots=True)
+class Executor:
+    """A process that owns a device: its pool, its compute lane and its inbound copy lane."""
+
+    id: ExecutorId
+    device: DeviceId
+    capacity_bytes: Bytes
+    chunk_bytes: Bytes
+    free_bytes: Bytes
+    ready: ReadyQueue
+    """Functions with queued requests, resident here."""
+    arriving: ReadyQueue
+    """Functions with queued requests, loading here."""
+    executing: RequestId | None = None
+    copying: FunctionId | None = None
+    recency: OrderedDict[FunctionId, Residency] = field(default_factory=OrderedDict)
+    """Every residency, least recently used first."""
+    built: set[FunctionId] = field(default_factory=set)
+    pending: dict[CommandId, ExecutorCommand] = field(default_factory=dict)
+
+    def region_bytes(self, spec: FunctionSpec) -> Bytes:
+        """What a function takes here: whole chunks."""
+        return round_up(spec.image_bytes, self.chunk_bytes)
+
+
+@dataclass(slots=True)
+class State:
+    """Everything the core knows."""
+
+    settings: Settings
+    homeless: ReadyQueue
+    """Functions in host memory that are wanted on a device and are on none."""
+    cold: ReadyQueue
+    """Functions on disk that are wanted."""
+    functions: dict[FunctionId, Function] = field(default_factory=dict)
+    executors: dict[ExecutorId, Executor] = field(default_factory=dict)
+    requests: dict[RequestId, Request] = field(default_factory=dict)
+    host_recency: OrderedDict[FunctionId, None] = field(default_factory=OrderedDict)
+    """Images in host memory, least recently used first."""
+    leaving: dict[FunctionId, None] = field(default_factory=dict)
+    """Functions that are being unloaded or removed."""
+    host_used_bytes: Bytes = 0
+    """Pages of images that are in host memory or being read."""
+    parking_bytes: Bytes = 0
+    """Pages promised to functions that are to be parked and are still on disk."""
+    reading: int = 0
+    queued: int = 0
+    next_command: int = 1
+    executorless_since_ns: Ns | None = None
+    timeouts: list[tuple[Ns, RequestId]] = field(default_factory=list)
+    """A heap; entries of ended requests are skipped."""
+    timer_ns: Ns | None = None
+    """What the shell's timer is set to."""
+
+    @property
+    def host_free_bytes(self) -> Bytes:
+        return self.settings.host_capacity_bytes - self.host_used_bytes
+
+    def host_pinned_bytes(self, besides: FunctionId) -> Bytes:
+        """Pages that pins of other functions keep."""
+        return sum(f.host_bytes for f in self.functions.values() if f.spec.pin is not Pin.NONE and f.id != besides)
+
+    def device_pinned_bytes(self, executor: Executor, besides: FunctionId) -> Bytes:
+        """Chunks that device pins of other functions keep on this executor."""
+        return sum(
+            residency.size_bytes
+            for function, residency in executor.recency.items()
+            if self.functions[function].spec.pin is Pin.DEVICE and function != besides
+        )

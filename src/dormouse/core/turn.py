@@ -1,0 +1,275 @@
+"""One call of the door: the state, the time, and the commands it has brought forth so far.
+
+The steps here are the only ones that change a residency, a lane, an image or a request, so each keeps its books in
+one place. They decide nothing: who takes which step is the business of the files that call them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappush
+
+from dormouse.core.eviction import Eviction
+from dormouse.core.messages import (
+    Acknowledge,
+    Cancel,
+    Command,
+    DropImage,
+    Evict,
+    Execute,
+    ExecutorCommand,
+    Load,
+    ReadImage,
+    Refuse,
+    Reply,
+)
+from dormouse.core.placement import Placement, Standing, runs_at_once, runs_while_arriving, standing
+from dormouse.core.queueing import Queueing
+from dormouse.core.ready import LAST
+from dormouse.core.state import (
+    RESIDENCY_TRANSITIONS,
+    Executor,
+    Function,
+    ImageChange,
+    ImageState,
+    Request,
+    RequestChange,
+    RequestState,
+    Residency,
+    ResidencyChange,
+    ResidencyState,
+    State,
+    step,
+)
+from dormouse.core.types import CommandId, Ns, OperationId, Path, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What the configuration chose by name."""
+
+    queueing: Queueing
+    placement: Placement
+    eviction: Eviction
+
+
+@dataclass(slots=True)
+class Turn:
+    state: State
+    policies: Policies
+    now: Ns
+    commands: list[Command] = field(default_factory=list)
+
+    # ------------------------------------------------------------------ where a function waits
+
+    def settle(self, function: Function) -> None:
+        """Put a function into the queues where its next step is decided; call it after whatever may move it."""
+        for queue in function.waits_in:
+            queue.discard(function.id)
+        function.waits_in.clear()
+        head = function.head
+        key = LAST if head is None else self.policies.queueing(head)
+        match standing(function):
+            case Standing.RUN:
+                for name in function.residencies:
+                    executor = self.state.executors[name]
+                    if runs_at_once(function, executor):
+                        function.waits_in.append(executor.ready)
+                    elif runs_while_arriving(function, executor):
+                        function.waits_in.append(executor.arriving)
+            case Standing.LOAD:
+                function.waits_in.append(self.state.homeless)
+            case Standing.READ:
+                function.waits_in.append(self.state.cold)
+            case Standing.NOTHING:
+                pass
+        for queue in function.waits_in:
+            queue.put(function.id, key)
+
+    # ------------------------------------------------------------------ commands to executors
+
+    def _send(self, executor: Executor, make: Callable[[CommandId], ExecutorCommand]) -> None:
+        command = make(CommandId(self.state.next_command))
+        self.state.next_command += 1
+        executor.pending[command.command] = command
+        self.commands.append(command)
+
+    def load(self, function: Function, executor: Executor) -> None:
+        """Begin to copy an image in; its room must be free."""
+        path = Path.DISK if function.from_disk else Path.HOST
+        if function.id not in executor.built:
+            path = Path.BUILD
+        residency = Residency(executor.region_bytes(function.spec), path, load_started_ns=self.now)
+        assert executor.copying is None, f"{executor.id} copies {executor.copying} already"
+        assert residency.size_bytes <= executor.free_bytes, f"{executor.id} has no room for {function.id}"
+        function.residencies[executor.id] = executor.recency[function.id] = residency
+        self._change(function, executor, ResidencyChange.LOAD)
+        executor.free_bytes -= residency.size_bytes
+        executor.copying = function.id
+        function.from_disk = False
+        latest = self.now + self.state.settings.command_window_ns
+        self._send(executor, lambda c: Load(executor.id, c, function.id, path, self.now, latest))
+        self.settle(function)
+
+    def end_load(self, function: Function, executor: Executor, change: ResidencyChange) -> None:
+        """The copy lane is free again; a failed load has given its chunks back."""
+        assert executor.copying == function.id, f"{executor.id} was not copying {function.id}"
+        executor.copying = None
+        residency = function.residencies[executor.id]
+        if change is ResidencyChange.LOADED:
+            residency.loaded_ns = self.now
+        else:
+            executor.free_bytes += residency.size_bytes
+        self._change(function, executor, change)
+
+    def execute(self, function: Function, executor: Executor) -> None:
+        """Start the function's first request on an executor where it is resident or arriving."""
+        residency = function.residencies[executor.id]
+        _, request = function.queue.popitem(last=False)
+        self.state.queued -= 1
+        waited_for_load = residency.state is ResidencyState.LOADING or residency.loaded_ns > request.arrived_ns
+        request.path = residency.path if waited_for_load else Path.RESIDENT
+        request.change(RequestChange.EXECUTE)
+        request.executor, request.started_ns = executor.id, self.now
+        request.attempts += 1
+        assert executor.executing is None, f"{executor.id} executes {executor.executing} already"
+        executor.executing = request.id
+        executor.recency.move_to_end(function.id)
+        self._touch_image(function)
+        self._change(function, executor, ResidencyChange.EXECUTE)
+        latest = request.timeout_ns
+        self._send(executor, lambda c: Execute(executor.id, c, request.id, function.id, self.now, latest))
+        self.settle(function)
+
+    def end_execution(self, request: Request, executor: Executor, reason: Reason | None = None) -> Function:
+        """The compute lane is free again. ``reason`` says why, unless it ran to its end."""
+        assert executor.executing == request.id, f"{executor.id} was not executing {request.id}"
+        executor.executing = None
+        function = self.state.functions[request.function]
+        streams = function.residencies[executor.id].state is ResidencyState.STREAMING
+        broken = streams and reason is Reason.LOAD_FAILED
+        self._change(function, executor, ResidencyChange.BREAK if broken else ResidencyChange.EXECUTED)
+        return function
+
+    def evict(self, function: Function, executor: Executor) -> None:
+        """Give a function's chunks back; they may be promised to the next load at once."""
+        self._change(function, executor, ResidencyChange.EVICT)
+        residency = function.residencies[executor.id]
+        executor.free_bytes += residency.size_bytes
+        function.ledger.evicted(self.now - residency.loaded_ns)
+        self._send(executor, lambda c: Evict(executor.id, c, function.id))
+        self.settle(function)
+
+    def end_eviction(self, function: Function, executor: Executor) -> None:
+        self._change(function, executor, ResidencyChange.EVICTED)
+
+    def _change(self, function: Function, executor: Executor, change: ResidencyChange) -> None:
+        residency = function.residencies[executor.id]
+        residency.state = step(RESIDENCY_TRANSITIONS, residency.state, change)
+        if residency.state is ResidencyState.ABSENT:
+            del function.residencies[executor.id], executor.recency[function.id]
+
+    # ------------------------------------------------------------------ commands to the host store
+
+    def read_image(self, function: Function) -> None:
+        """Begin to bring an image to host memory; its room must be free."""
+        assert function.host_bytes <= self.state.host_free_bytes, f"no host memory for {function.id}"
+        function.change_image(ImageChange.READ)
+        self.unpark(function)
+        self.state.host_used_bytes += function.host_bytes
+        self.state.reading += 1
+        self.commands.append(ReadImage(function.id))
+        self.settle(function)
+
+    def end_read(self, function: Function, change: ImageChange) -> None:
+        function.change_image(change)
+        self.state.reading -= 1
+        if change is ImageChange.ARRIVED:
+            function.from_disk = bool(function.queue)
+            self._touch_image(function)
+        else:
+            self.state.host_used_bytes -= function.host_bytes
+
+    def drop_image(self, function: Function) -> None:
+        """Free an image's pages at once."""
+        function.change_image(ImageChange.DROP)
+        self.state.host_used_bytes -= function.host_bytes
+        del self.state.host_recency[function.id]
+        self.commands.append(DropImage(function.id))
+        self.settle(function)
+
+    def park(self, function: Function) -> None:
+        """Promise to bring an image to host memory."""
+        if not function.parking:
+            function.parking = True
+            self.state.parking_bytes += function.host_bytes
+
+    def unpark(self, function: Function) -> None:
+        if function.parking:
+            function.parking = False
+            self.state.parking_bytes -= function.host_bytes
+
+    def _touch_image(self, function: Function) -> None:
+        if function.image is ImageState.HOST:
+            self.state.host_recency[function.id] = None
+            self.state.host_recency.move_to_end(function.id)
+
+    # ------------------------------------------------------------------ requests
+
+    def enqueue(self, request: Request) -> None:
+        function = self.state.functions[request.function]
+        function.queue[request.id] = request
+        self.state.queued += 1
+        heappush(self.state.timeouts, (request.timeout_ns, request.id))
+        self.settle(function)
+
+    def requeue(self, request: Request, reason: Reason, message: str) -> None:
+        """Start over a request that did not run to its end, unless it has begun to answer or has failed too often."""
+        function = self.state.functions[request.function]
+        if request.state is RequestState.ABANDONED:
+            del self.state.requests[request.id]
+        elif request.chunks or request.attempts >= self.state.settings.attempts:
+            self.refuse(request, reason, message)
+        else:
+            request.change(RequestChange.REQUEUE)
+            request.executor = None
+            function.queue[request.id] = request
+            function.queue.move_to_end(request.id, last=False)
+            self.state.queued += 1
+
+    def dequeue(self, request: Request) -> None:
+        """Take a waiting request out of its queue."""
+        function = self.state.functions[request.function]
+        del function.queue[request.id]
+        self.state.queued -= 1
+        self.settle(function)
+
+    def reply(self, request: Request, device_ns: Ns, *, final: bool) -> None:
+        queued_ns = request.started_ns - request.arrived_ns
+        self.commands.append(Reply(request.id, final, request.path, queued_ns, device_ns))
+
+    def refuse(self, request: Request, reason: Reason, message: str, retry_after_ns: Ns = 0) -> None:
+        """End a request that is in no queue and on no lane (or is about to leave it)."""
+        del self.state.requests[request.id]
+        self.state.functions[request.function].ledger.refused(reason)
+        self.commands.append(Refuse(request.id, reason, message, retry_after_ns))
+
+    def abandon(self, request: Request) -> None:
+        """Nobody waits for it any more; its lane stays taken until it ends."""
+        assert request.executor is not None
+        request.change(RequestChange.ABANDON)
+        executor = self.state.executors[request.executor]
+        command = CommandId(self.state.next_command)
+        self.state.next_command += 1
+        self.commands.append(Cancel(executor.id, command, request.id))
+
+    def refuse_queue(self, function: Function, reason: Reason, message: str, retry_after_ns: Ns = 0) -> None:
+        """End every request that waits for a function."""
+        for request in tuple(function.queue.values()):
+            self.dequeue(request)
+            self.refuse(request, reason, message, retry_after_ns)
+
+    # ------------------------------------------------------------------ operations
+
+    def acknowledge(self, operations: list[OperationId], reason: Reason | None = None, message: str = "") -> None:
+        self.commands.extend(Acknowledge(operation, reason, message) for operation in operations)
+        operations.clear()

@@ -1,0 +1,99 @@
+"""An executor as the core must imagine it: two lanes that obey in order, and a pool that really runs out.
+
+It keeps its own books and asserts that no command ever asks for what a real device could not do.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from dormouse.core.messages import (
+    Cancel,
+    Evict,
+    EvictionFinished,
+    Execute,
+    ExecutionFailed,
+    ExecutionFinished,
+    ExecutorCommand,
+    Forget,
+    Load,
+    LoadFailed,
+    LoadFinished,
+)
+from dormouse.core.types import Bytes, ExecutorId, FunctionId, Ns, Reason
+
+
+@dataclass
+class DeviceModel:
+    id: ExecutorId
+    capacity: Bytes
+    sizes: dict[FunctionId, Bytes]
+    copy_lane: deque[Load | Evict] = field(default_factory=deque)
+    compute_lane: deque[Execute] = field(default_factory=deque)
+    mapped: dict[FunctionId, Bytes] = field(default_factory=dict)
+
+    def obey(self, command: ExecutorCommand) -> None:
+        match command:
+            case Load() | Evict():
+                self.copy_lane.append(command)
+                self._begin()
+            case Execute():
+                assert not self.compute_lane, "one compute lane"
+                loads = {c.function for c in self.copy_lane if isinstance(c, Load)}
+                assert command.function in self.mapped or command.function in loads, "executed without a residency"
+                self.compute_lane.append(command)
+            case Cancel() | Forget():
+                pass
+
+    def _begin(self) -> None:
+        """A load takes its chunks when everything before it has been obeyed."""
+        if self.copy_lane and isinstance(head := self.copy_lane[0], Load) and head.function not in self.mapped:
+            self.mapped[head.function] = self.sizes[head.function]
+            assert sum(self.mapped.values()) <= self.capacity, "a load without room"
+
+    @property
+    def executing(self) -> FunctionId | None:
+        return self.compute_lane[0].function if self.compute_lane else None
+
+    def finish_copy(self) -> LoadFinished | EvictionFinished:
+        command = self.copy_lane.popleft()
+        if isinstance(command, Load):
+            self._begin()
+            return LoadFinished(self.id, command.command, command.function, load_ns=1)
+        assert command.function != self.executing, "evicted while it ran"
+        del self.mapped[command.function]
+        self._begin()
+        return EvictionFinished(self.id, command.command, command.function)
+
+    def fail_load(self) -> list[ExecutionFailed | LoadFailed]:
+        """A copy went wrong: first the execution that waits for it ends, then the load, rolled back."""
+        command = self.copy_lane.popleft()
+        assert isinstance(command, Load)
+        del self.mapped[command.function]
+        self._begin()
+        events: list[ExecutionFailed | LoadFailed] = []
+        if self.executing == command.function:
+            run = self.compute_lane.popleft()
+            events.append(ExecutionFailed(self.id, run.command, run.request, Reason.LOAD_FAILED, "injected"))
+        return [*events, LoadFailed(self.id, command.command, command.function, "injected")]
+
+    def finish_execution(self, device_ns: Ns = 1) -> ExecutionFinished:
+        command = self.compute_lane.popleft()
+        return ExecutionFinished(self.id, command.command, command.request, device_ns)
+
+    def refuse_load(self) -> Load:
+        """The load came outside its window; an execution that counts on it will find nothing there."""
+        command = self.copy_lane.popleft()
+        assert isinstance(command, Load)
+        del self.mapped[command.function]
+        self._begin()
+        return command
+
+    def fail_execution(self) -> ExecutionFailed:
+        command = self.compute_lane.popleft()
+        return ExecutionFailed(self.id, command.command, command.request, self._fault(command), "injected")
+
+    def _fault(self, command: Execute) -> Reason:
+        return Reason.EXECUTION_FAILED if self.can_run(command) else Reason.LOAD_FAILED
+
+    def can_run(self, command: Execute) -> bool:
+        return command.function in self.mapped or command.function in {c.function for c in self.copy_lane}

@@ -1,0 +1,67 @@
+"""What must hold after every event (design, section 9), recomputed from the records alone."""
+
+from dormouse.core.state import Executor, ImageState, RequestState, ResidencyState, State
+from dormouse.core.types import Pin
+
+HOLDS_CHUNKS = {
+    ResidencyState.LOADING,
+    ResidencyState.STREAMING,
+    ResidencyState.RESIDENT,
+    ResidencyState.RUNNING,
+    ResidencyState.BROKEN,
+}
+COPIES = {ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN}
+
+
+def check(state: State) -> None:
+    check_host(state)
+    check_requests(state)
+    assert set(state.leaving) == {f.id for f in state.functions.values() if f.leaves}
+    for executor in state.executors.values():
+        check_executor(state, executor)
+    for function in state.functions.values():
+        for name, residency in function.residencies.items():
+            assert residency.state is not ResidencyState.ABSENT
+            assert state.executors[name].recency[function.id] is residency
+        if function.is_source_of_a_copy:
+            assert function.image is ImageState.HOST, f"{function.id} left host memory while it was copied"
+
+
+def check_host(state: State) -> None:
+    functions = state.functions.values()
+    held = [f for f in functions if f.image is not ImageState.DISK]
+    assert state.host_used_bytes == sum(f.host_bytes for f in held) <= state.settings.host_capacity_bytes
+    assert set(state.host_recency) == {f.id for f in functions if f.image is ImageState.HOST}
+    assert state.reading == sum(f.image is ImageState.READING for f in functions)
+    assert state.parking_bytes == sum(f.host_bytes for f in functions if f.parking)
+
+
+def check_requests(state: State) -> None:
+    queued = {request.id for f in state.functions.values() for request in f.queue.values()}
+    assert state.queued == len(queued)
+    for request in state.requests.values():
+        assert (request.state is RequestState.QUEUED) == (request.id in queued)
+        if request.state is not RequestState.QUEUED:
+            assert request.executor is not None
+            assert state.executors[request.executor].executing == request.id
+    assert queued <= set(state.requests)
+
+
+def check_executor(state: State, executor: Executor) -> None:
+    used = sum(r.size_bytes for r in executor.recency.values() if r.state in HOLDS_CHUNKS)
+    assert executor.free_bytes == executor.capacity_bytes - used >= 0
+    copying = {n for n, r in executor.recency.items() if r.state in COPIES}
+    assert copying == ({executor.copying} - {None})
+    in_use = (ResidencyState.RUNNING, ResidencyState.STREAMING, ResidencyState.FAILING)
+    running = {n for n, r in executor.recency.items() if r.state in in_use}
+    request = None if executor.executing is None else state.requests[executor.executing]
+    assert running == ({request.function} if request else set())
+    for name in executor.recency:
+        assert state.functions[name].residencies[executor.id] is executor.recency[name]
+
+
+def check_victims(state: State, victims: set[str]) -> None:
+    """Nothing pinned is among what was just evicted, unless it was leaving."""
+    for name in victims:
+        function = state.functions.get(name)  # type: ignore[call-overload]
+        assert function is None or function.leaves or function.spec.pin is not Pin.DEVICE

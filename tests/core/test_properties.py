@@ -1,0 +1,279 @@
+"""Random histories: whatever happens in whatever order, the books balance and every request ends exactly once."""
+
+from hypothesis import Phase
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dormouse.control.journal import encode_commands
+from dormouse.core.messages import (
+    Acknowledge,
+    Cancel,
+    ChunkProduced,
+    Command,
+    CommandRefused,
+    DeleteImage,
+    DropImage,
+    Event,
+    Evict,
+    Execute,
+    ExecutorJoined,
+    ExecutorLost,
+    Forget,
+    FunctionDeployed,
+    ImageRead,
+    ImageReadFailed,
+    Load,
+    LoadRequested,
+    ReadImage,
+    Refuse,
+    RemovalRequested,
+    Reply,
+    RequestArrived,
+    RequestCancelled,
+    SetTimer,
+    TimerFired,
+    UnloadRequested,
+)
+from dormouse.core.scheduler import Scheduler
+from dormouse.core.types import (
+    DeviceId,
+    ExecutorId,
+    FunctionId,
+    FunctionSpec,
+    Limits,
+    OperationId,
+    Pin,
+    Reason,
+    RequestId,
+    Settings,
+    Slo,
+    round_up,
+)
+from tests.core import invariants
+from tests.core.device_model import DeviceModel
+
+PAGE = 2
+CHUNK = 4
+EXECUTORS = [ExecutorId("gpu:0"), ExecutorId("gpu:1")]
+FUNCTIONS = [FunctionId(f"f{n}/1") for n in range(6)]
+
+
+SPECS = st.builds(
+    FunctionSpec,
+    st.sampled_from(FUNCTIONS),
+    image_bytes=st.integers(1, 17),
+    state_bytes=st.integers(0, 1),
+    slo=st.builds(Slo, st.integers(1, 60)),
+    pin=st.sampled_from([Pin.NONE, Pin.NONE, Pin.NONE, Pin.HOST, Pin.DEVICE]),
+    limits=st.just(Limits(5, 80)),
+)
+
+
+class Histories(RuleBasedStateMachine):
+    """The world outside the core: clients, two devices, a host store, an administrator, and a clock."""
+
+    @initialize(host=st.integers(8, 40), policy=st.sampled_from(["edf", "fifo"]))
+    def start(self, host: int, policy: str) -> None:
+        self.settings = Settings(
+            host_capacity_bytes=host,
+            host_page_bytes=PAGE,
+            queueing=policy,
+            queue_length=12,
+            executor_grace_ns=50,
+            command_window_ns=1000,
+        )
+        self.core = Scheduler(self.settings)
+        self.now = 0
+        self.timer: int | None = None
+        self.history: list[tuple[int, Event, bytes]] = []
+        self.devices: dict[ExecutorId, DeviceModel] = {}
+        self.sizes: dict[FunctionId, int] = {}
+        self.reads: list[FunctionId] = []
+        self.open: set[RequestId] = set()
+        self.operations: set[OperationId] = set()
+        self.serial = 0
+
+    # -------------------------------------------------------------- the shell
+
+    def post(self, event: Event) -> None:
+        self.now += 1
+        commands = self.core.handle(self.now, event)
+        self.history.append((self.now, event, encode_commands(commands)))
+        for command in commands:
+            self.perform(command)
+        invariants.check_victims(self.core.state, {c.function for c in commands if isinstance(c, Evict)})
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case Load() | Execute() | Evict() | Cancel() | Forget():
+                self.devices[command.executor].obey(command)
+            case ReadImage():
+                self.reads.append(command.function)
+            case DropImage():
+                copying = [d for d in self.devices.values() for c in d.copy_lane if isinstance(c, Load)]
+                assert all(command.function != d.copy_lane[0].function for d in copying), "dropped under a copy"
+            case Reply():
+                assert command.request in self.open
+                if command.final:
+                    self.open.remove(command.request)
+            case Refuse():
+                self.open.remove(command.request)
+            case Acknowledge():
+                self.operations.remove(command.operation)
+            case SetTimer():
+                self.timer = command.at_ns
+            case DeleteImage():
+                assert command.function not in self.reads, "deleted while it is being read"
+                assert not any(command.function in d.mapped for d in self.devices.values()), "deleted while resident"
+
+    def operation(self) -> OperationId:
+        self.serial += 1
+        self.operations.add(OperationId(self.serial))
+        return OperationId(self.serial)
+
+    # -------------------------------------------------------------- what clients and administrators do
+
+    @rule(spec=SPECS, kind=st.sampled_from(["new", "new", "restored", "restored unavailable"]))
+    def deploy(self, spec: FunctionSpec, kind: str) -> None:
+        if spec.id not in self.core.state.functions:
+            self.sizes[spec.id] = round_up(spec.image_bytes, CHUNK)
+        self.post(FunctionDeployed(self.operation(), spec, kind != "new", kind != "restored unavailable"))
+
+    @rule(
+        function=st.sampled_from(FUNCTIONS),
+        deadline=st.none() | st.integers(0, 30),
+        timeout=st.none() | st.integers(0, 40),
+        priority=st.integers(0, 2),
+    )
+    def ask(self, function: FunctionId, deadline: int | None, timeout: int | None, priority: int) -> None:
+        self.serial += 1
+        request = RequestId(self.serial)
+        self.open.add(request)
+        at = [None if d is None else self.now + d for d in (deadline, timeout)]
+        self.post(RequestArrived(request, function, at[0], at[1], priority))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.open)))
+        self.open.remove(request)
+        self.post(RequestCancelled(request))
+
+    @rule(function=st.sampled_from(FUNCTIONS), kind=st.sampled_from([LoadRequested, UnloadRequested, RemovalRequested]))
+    def operate(
+        self, function: FunctionId, kind: type[LoadRequested] | type[UnloadRequested] | type[RemovalRequested]
+    ) -> None:
+        self.post(kind(self.operation(), function))
+
+    # -------------------------------------------------------------- what devices, disks and clocks do
+
+    @rule(executor=st.sampled_from(EXECUTORS), chunks=st.integers(2, 6))
+    def join(self, executor: ExecutorId, chunks: int) -> None:
+        if executor not in self.devices:
+            self.devices[executor] = DeviceModel(executor, chunks * CHUNK, self.sizes)
+            self.post(ExecutorJoined(executor, DeviceId(executor), chunks * CHUNK, CHUNK))
+
+    @precondition(lambda self: self.devices)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        executor = data.draw(st.sampled_from(sorted(self.devices)))
+        del self.devices[executor]
+        self.post(ExecutorLost(executor, "injected"))
+
+    @precondition(lambda self: any(d.copy_lane for d in self.devices.values()))
+    @rule(data=st.data(), fails=st.integers(0, 3))
+    def copy(self, data: st.DataObject, fails: int) -> None:
+        device = data.draw(st.sampled_from([d for d in self.devices.values() if d.copy_lane]))
+        head = device.copy_lane[0]
+        if fails == 0 and isinstance(head, Load):
+            for event in device.fail_load():
+                self.post(event)
+        elif fails == 1 and isinstance(head, Load):
+            self.post(CommandRefused(device.id, device.refuse_load().command, Reason.TOO_LATE))
+        else:
+            self.post(device.finish_copy())
+
+    @precondition(lambda self: any(d.compute_lane for d in self.devices.values()))
+    @rule(data=st.data(), ending=st.sampled_from(["finish", "finish", "finish", "fail", "chunk", "refuse"]))
+    def compute(self, data: st.DataObject, ending: str) -> None:
+        device = data.draw(st.sampled_from([d for d in self.devices.values() if d.compute_lane]))
+        command = device.compute_lane[0]
+        if ending == "fail" or not device.can_run(command):
+            self.post(device.fail_execution())
+        elif ending == "chunk":
+            self.post(ChunkProduced(device.id, command.command, command.request))
+        elif ending == "refuse":
+            device.compute_lane.popleft()
+            self.post(CommandRefused(device.id, command.command, Reason.TOO_LATE))
+        else:
+            self.post(device.finish_execution())
+
+    @precondition(lambda self: self.reads)
+    @rule(fails=st.integers(0, 4))
+    def read(self, fails: int) -> None:
+        function = self.reads.pop(0)
+        self.post(ImageReadFailed(function, "injected") if fails == 0 else ImageRead(function))
+
+    @rule(duration=st.integers(1, 30))
+    def wait(self, duration: int) -> None:
+        end = self.now + duration
+        while self.timer is not None and self.timer <= end:
+            self.now, self.timer = max(self.now, self.timer), None
+            self.post(TimerFired())
+        self.now = max(self.now, end)
+
+    # -------------------------------------------------------------- what must hold
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "core"):
+            invariants.check(self.core.state)
+            waiting = {r.id for r in self.core.state.requests.values() if r.state.value != "abandoned"}
+            assert waiting == self.open
+
+    def teardown(self) -> None:
+        if hasattr(self, "core"):
+            self.let_everything_end()
+            self.replay()
+
+    def let_everything_end(self) -> None:
+        """With devices there and nothing failing, every request and every operation ends."""
+        for executor in EXECUTORS:
+            if executor not in self.devices:
+                self.devices[executor] = DeviceModel(executor, 6 * CHUNK, self.sizes)
+                self.post(ExecutorJoined(executor, DeviceId(executor), 6 * CHUNK, CHUNK))
+        for _ in range(2000):
+            busy = [d for d in self.devices.values() if d.compute_lane or d.copy_lane]
+            if self.reads:
+                self.post(ImageRead(self.reads.pop(0)))
+            elif busy:
+                device = busy[0]
+                self.post(self.next_end(device))
+            elif self.timer is not None and self.open:
+                self.now, self.timer = max(self.now, self.timer), None
+                self.post(TimerFired())
+            else:
+                break
+            self.books_balance()
+        assert not self.open, f"requests without an end: {self.open}"
+        assert not self.operations, f"operations without an end: {self.operations}"
+        assert not self.core.state.requests
+
+    def next_end(self, device: DeviceModel) -> Event:
+        if not device.compute_lane:
+            return device.finish_copy()
+        runs = device.can_run(device.compute_lane[0])
+        return device.finish_execution() if runs else device.fail_execution()
+
+    def replay(self) -> None:
+        again = Scheduler(self.settings)
+        for now, event, commands in self.history:
+            assert encode_commands(again.handle(now, event)) == commands
+
+
+QUICK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Shrinking such histories takes minutes; add Phase.shrink by hand to understand a failure."""
+
+TestHistories = Histories.TestCase
+TestHistories.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None, phases=QUICK)
