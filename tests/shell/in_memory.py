@@ -174,32 +174,47 @@ class InMemory:
         del self.deployed[name]
 
     async def check(self, manifest: Manifest) -> dict[str, Any]:
-        self._program(manifest)
+        _, signature = self._program(manifest)
+        before = self.deployed.get(manifest.name)
+        too_large = manifest.arguments.get("scale") == "huge"
         return {
-            "admitted": True,
+            "name": manifest.name,
+            "replaces_version": None if before is None else str(before.revision),
             "image_bytes": 4096,
-            "replaces": manifest.name if manifest.name in self.deployed else None,
+            "platform": "numpy",
+            "inputs": [{"name": t.name, "datatype": t.datatype, "shape": t.shape} for t in signature.inputs],
+            "outputs": [{"name": t.name, "datatype": t.datatype, "shape": t.shape} for t in signature.outputs],
+            "admitted": not too_large,
+            "refusal": "needs 9.0 GiB of host memory, 4.0 GiB are there" if too_large else None,
         }
 
     def functions(self) -> list[dict[str, Any]]:
+        """Rows as a node gives them, as far as the command line reads them."""
         return [
             {
                 "name": name,
                 "version": str(found.revision),
+                "state": "READY" if found.loaded else "UNAVAILABLE",
                 "tier": "host" if found.loaded else "disk",
-                "bytes": 4096,
-                "pin": found.manifest.pin,
-                "requests": {"host": found.requests},
-                "p50_ms": 1.5,
-                "p98_ms": 2.5,
-                "evictions": 0,
-                "inside_slo": True,
+                "image_bytes": 4096,
+                "pin": str(found.manifest.pin),
+                "requests": found.requests,
+                "compliant": True,
+                "evictions": 3,
+                "paths": {"host": {"requests": found.requests, "p50_ms": 1.5, "p95_ms": 2.0, "p98_ms": 2.5}}
+                if found.requests
+                else {},
             }
             for name, found in self.deployed.items()
         ]
 
     def node(self) -> dict[str, Any]:
-        return {"devices": [], "functions": len(self.deployed)}
+        return {
+            "host": {"capacity_bytes": 2**30, "used_bytes": 4096, "images": len(self.deployed)},
+            "devices": [{"device": "cpu:0", "capacity_bytes": 2**26, "free_bytes": 2**25, "resident": 1}],
+            "functions": len(self.deployed),
+            "functions_compliant": len(self.deployed),
+        }
 
     def _break(self) -> None:
         if self.break_after_first == "bug":

@@ -7,10 +7,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.shell.in_memory import InMemory, furnished
-
 from dormouse.gateway.app import create_app
 from dormouse.serving import bind, run, serve_app
+from tests.shell.in_memory import InMemory, furnished
 
 BODY_LIMIT_BYTES = 1024 * 1024
 

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 from starlette.types import Message
-from tests.shell.in_memory import InMemory, furnished
 
 from dormouse.functions import Manifest
 from dormouse.gateway.app import create_app
+from tests.shell.in_memory import InMemory, furnished
 
 BODY_LIMIT_BYTES = 100_000
 AFFINE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}

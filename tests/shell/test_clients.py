@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
-from tests.shell.running import RunningServer
 from tritonclient.utils import InferenceServerException
+
+from tests.shell.running import RunningServer
 
 ROW = np.array([[1.0, 2.5, -3.0], [0.0, 1e-3, 1e6]], dtype=np.float32)
 SAMPLES = {

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.shell.in_memory import InMemory, furnished
 
 from dormouse.config import Config
 from dormouse.errors import ConfigurationFault
 from dormouse.serving import bind, run, serve
+from tests.shell.in_memory import InMemory, furnished
 
 TOTALS = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [5]}]}
 
