@@ -1,13 +1,28 @@
-"""Settings of a server: one frozen value, checked once, kept in the state directory between starts."""
+"""Settings of a server: one frozen value, checked once, kept in the state directory between starts.
 
+A setting comes from, in this order: the command line, a TOML file given on it, the last start, its default.
+"""
+
+import contextlib
+import re
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import get_type_hints
 
+import msgspec
 from msgspec import Struct
 
 from dormouse.core.types import Bytes
+from dormouse.errors import ConfigurationFault
 
-MIB: Bytes = 1024 * 1024
+KIB: Bytes = 1024
+MIB: Bytes = 1024 * KIB
 GIB: Bytes = 1024 * MIB
+PAGE_BYTES: Bytes = 4096
+SETTINGS_FILE = "settings.json"
+FOR_ONE_START = ("state_dir", "faults", "poison")
+"""Not kept: where they are kept, and what only tests and debugging want."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,3 +52,144 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Record events and commands here, for replay."""
     poison: bool = False
     faults: tuple[str, ...] = ()
+
+
+SIZES = frozenset(name for name in Config.__struct_fields__ if "_bytes" in name)
+"""Settings that may be written with a unit."""
+OPTIONAL = frozenset(
+    name for name, hint in get_type_hints(Config).items() if type(None) in getattr(hint, "__args__", ())
+)
+"""Settings that may be ``auto``: found out at start."""
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]i?)?B?(?:/s)?\s*")
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024 * GIB}
+
+
+def parse_size(key: str, text: str) -> Bytes:
+    """``512MiB``, ``2GB``, ``1.5GiB`` or plain bytes. Raises ConfigurationFault naming ``key``."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigurationFault(f"{key} = {text!r} is no size; write 512MiB, 2GB, 1.5GiB or a number of bytes")
+    number, unit = match.groups()
+    return round(float(number) * _UNITS[(unit or "").replace("K", "k")])
+
+
+def configure(state_dir: Path, given: Mapping[str, object], file: Path | None = None, *, reset: bool = False) -> Config:
+    """The settings of this start: ``given`` ones over those of ``file`` over the last start's, unless ``reset``.
+
+    Raises ConfigurationFault naming the key and the value.
+    """
+    last = {} if reset else _saved(state_dir)
+    from_file = {} if file is None else _from_toml(file)
+    given = {**last, **from_file, **given}
+    return checked(_converted({**given, "state_dir": state_dir.absolute()}))
+
+
+def save(config: Config) -> None:
+    """Keep the settings for the next start."""
+    kept = {key: value for key, value in msgspec.to_builtins(config, enc_hook=str).items() if key not in FOR_ONE_START}
+    try:
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+        unfinished = config.state_dir / f"{SETTINGS_FILE}.new"
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+        unfinished.replace(config.state_dir / SETTINGS_FILE)
+    except OSError as fault:
+        raise ConfigurationFault(f"state_dir = {str(config.state_dir)!r} cannot be written: {fault.strerror}") from None
+
+
+def checked(config: Config) -> Config:
+    """The settings themselves, if they make sense together. Raises ConfigurationFault naming key and value."""
+    smallest = {"device_bytes": MIB, "chunk_bytes": PAGE_BYTES, "group_bytes": PAGE_BYTES, "host_bytes": MIB}
+    smallest |= {"request_slab_bytes": KIB, "reply_slab_bytes": KIB, "body_limit_bytes": KIB, "link_bytes_per_s": 1}
+    smallest |= {"queue_length": 1, "threads": 0, "port": 0}
+    for key, least in smallest.items():
+        value = getattr(config, key)
+        _require(value is None or value >= least, key, value, f"at least {least}")
+    _require(config.host != "", "host", config.host, "an address to listen on, 0.0.0.0 for all")
+    _require(config.port < 2**16, "port", config.port, "0 to 65535; 0 picks a free one")
+    device = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", config.device)
+    _require(device is not None, "device", config.device, "auto, cpu, cuda or cuda:N")
+    chunk = config.chunk_bytes
+    _require(chunk is None or chunk % PAGE_BYTES == 0, "chunk_bytes", chunk, f"a multiple of {PAGE_BYTES}")
+    within = config.device_bytes is None or chunk is None or chunk <= config.device_bytes
+    _require(within, "chunk_bytes", chunk, f"at most device_bytes ({config.device_bytes})")
+    slab = config.request_slab_bytes
+    _require(
+        config.body_limit_bytes <= slab,
+        "body_limit_bytes",
+        config.body_limit_bytes,
+        f"at most request_slab_bytes ({slab})",
+    )
+    for directory in config.allow_code:
+        _require(directory.is_dir(), "allow_code", str(directory), "a directory that exists")
+    return config
+
+
+def _require(sound: bool, key: str, value: object, expected: str) -> None:
+    if not sound:
+        raise ConfigurationFault(f"{key} = {value!r} cannot be used; expected {expected}")
+
+
+def _converted(values: Mapping[str, object]) -> Config:
+    values = {key: _plain(key, value) for key, value in values.items()}
+    unknown = sorted(values.keys() - set(Config.__struct_fields__))
+    if unknown:
+        raise ConfigurationFault(f"{unknown[0]} = {values[unknown[0]]!r}: there is no such setting")
+    for key, hint in get_type_hints(Config).items():
+        if key in values:
+            try:
+                msgspec.convert(values[key], hint, dec_hook=_path)
+            except msgspec.ValidationError as fault:
+                raise ConfigurationFault(f"{key} = {values[key]!r} cannot be used: {fault}") from None
+    config = msgspec.convert(values, Config, dec_hook=_path)
+    return msgspec.structs.replace(
+        config,
+        allow_code=tuple(directory.absolute() for directory in config.allow_code),
+        journal=None if config.journal is None else config.journal.absolute(),
+    )
+
+
+def _path(kind: type, value: object) -> Path:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise ValueError("expected a path")
+
+
+def _plain(key: str, value: object) -> object:
+    """A setting as the command line or a file writes it, without units and Path objects."""
+    if value == "auto" and key in OPTIONAL:
+        return None
+    if isinstance(value, str) and key in SIZES:
+        return parse_size(key, value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [str(item) if isinstance(item, Path) else item for item in value]
+    return value
+
+
+def _from_toml(file: Path) -> dict[str, object]:
+    """The file's settings; its relative paths count from its own directory."""
+    try:
+        values: dict[str, object] = tomllib.loads(file.read_text())
+    except OSError as fault:
+        raise ConfigurationFault(f"{file} cannot be read: {fault.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+        raise ConfigurationFault(f"{file}: {fault}") from None
+    match values.get("allow_code"):
+        case [*directories] if all(isinstance(directory, str) for directory in directories):
+            values["allow_code"] = [file.parent / str(directory) for directory in directories]
+    if isinstance(values.get("journal"), str):
+        values["journal"] = file.parent / str(values["journal"])
+    return values
+
+
+def _saved(state_dir: Path) -> dict[str, object]:
+    file = state_dir / SETTINGS_FILE
+    text = b"{}"
+    with contextlib.suppress(FileNotFoundError):
+        text = file.read_bytes()
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.DecodeError as fault:
+        raise ConfigurationFault(f"{file} is damaged ({fault}); remove it, or serve with --reset") from None

@@ -9,10 +9,11 @@ import contextlib
 import importlib
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 
 import uvicorn
+import uvloop
 from starlette.applications import Starlette
 
 from dormouse.config import Config
@@ -26,6 +27,12 @@ KEEP_ALIVE_S = 75
 """Longer than client pools keep idle connections, so that it is the client who closes."""
 
 OpenNode = Callable[[Config], AbstractAsyncContextManager[Submit]]
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    """Run ``serve`` on the event loop it is made for."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
 
 
 def open_node(config: Config) -> AbstractAsyncContextManager[Submit]:

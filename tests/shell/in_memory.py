@@ -4,14 +4,12 @@ Functions are built from manifests whose source is ``arithmetic:NAME`` for a NAM
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from dormouse.config import Config
 from dormouse.core.types import Path
 from dormouse.errors import DeadlineMissed, ExecutionFault, RefusedSource, Unavailable, UnknownFunction
 from dormouse.functions import Manifest
@@ -97,6 +95,9 @@ class InMemory:
     gate: asyncio.Event | None = None
     entered: asyncio.Event | None = None
     cancelled: int = 0
+    given_up: asyncio.Event | None = None
+    break_after_first: str = ""
+    """Fail after the first chunk: ``bug`` or ``late``."""
     seen: list[Inference] = field(default_factory=list)
     is_live: bool = True
     is_ready: bool = True
@@ -148,8 +149,11 @@ class InMemory:
                     tensor for tensor in outputs if tensor.name in inference.outputs or not inference.outputs
                 )
                 yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Path.HOST, 1_500_000, 2_000)
+                self._break()
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
+            if self.given_up is not None:
+                self.given_up.set()
             raise
 
     async def load(self, name: str) -> None:
@@ -170,32 +174,53 @@ class InMemory:
         del self.deployed[name]
 
     async def check(self, manifest: Manifest) -> dict[str, Any]:
-        self._program(manifest)
+        _, signature = self._program(manifest)
+        before = self.deployed.get(manifest.name)
+        too_large = manifest.arguments.get("scale") == "huge"
         return {
-            "admitted": True,
+            "name": manifest.name,
+            "replaces_version": None if before is None else str(before.revision),
             "image_bytes": 4096,
-            "replaces": manifest.name if manifest.name in self.deployed else None,
+            "platform": "numpy",
+            "inputs": [{"name": t.name, "datatype": t.datatype, "shape": t.shape} for t in signature.inputs],
+            "outputs": [{"name": t.name, "datatype": t.datatype, "shape": t.shape} for t in signature.outputs],
+            "admitted": not too_large,
+            "refusal": "needs 9.0 GiB of host memory, 4.0 GiB are there" if too_large else None,
         }
 
     def functions(self) -> list[dict[str, Any]]:
+        """Rows as a node gives them, as far as the command line reads them."""
         return [
             {
                 "name": name,
                 "version": str(found.revision),
+                "state": "READY" if found.loaded else "UNAVAILABLE",
                 "tier": "host" if found.loaded else "disk",
-                "bytes": 4096,
-                "pin": found.manifest.pin,
-                "requests": {"host": found.requests},
-                "p50_ms": 1.5,
-                "p98_ms": 2.5,
-                "evictions": 0,
-                "inside_slo": True,
+                "image_bytes": 4096,
+                "pin": str(found.manifest.pin),
+                "requests": found.requests,
+                "compliant": True,
+                "evictions": 3,
+                "paths": {"host": {"requests": found.requests, "p50_ms": 1.5, "p95_ms": 2.0, "p98_ms": 2.5}}
+                if found.requests
+                else {},
             }
             for name, found in self.deployed.items()
         ]
 
     def node(self) -> dict[str, Any]:
-        return {"devices": [], "functions": len(self.deployed)}
+        return {
+            "host": {"capacity_bytes": 2**30, "used_bytes": 4096, "images": len(self.deployed)},
+            "devices": [{"device": "cpu:0", "capacity_bytes": 2**26, "free_bytes": 2**25, "resident": 1}],
+            "functions": len(self.deployed),
+            "functions_compliant": len(self.deployed),
+        }
+
+    def _break(self) -> None:
+        if self.break_after_first == "bug":
+            raise KeyError("x")
+        if self.break_after_first == "late":
+            raise DeadlineMissed("too late for the rest")
 
     def _find(self, name: str, version: str | None) -> Deployed:
         found = self.deployed.get(name)
@@ -217,8 +242,3 @@ def furnished() -> InMemory:
     node = InMemory()
     node.furnish()
     return node
-
-
-@contextlib.asynccontextmanager
-async def opened(_: Config) -> AsyncIterator[InMemory]:
-    yield furnished()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dormouse.gateway.app import create_app
-from dormouse.serving import bind, serve_app
+from dormouse.serving import bind, run, serve_app
 from tests.shell.in_memory import InMemory, furnished
 
 BODY_LIMIT_BYTES = 1024 * 1024
@@ -33,7 +33,7 @@ def running() -> Iterator[RunningServer]:
     node = furnished()
     started: concurrent.futures.Future[RunningServer] = concurrent.futures.Future()
 
-    async def run() -> None:
+    async def serve() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         app = create_app(node, body_limit_bytes=BODY_LIMIT_BYTES)
@@ -46,7 +46,7 @@ def running() -> Iterator[RunningServer]:
                 hurry=asyncio.Event(),
             )
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread = threading.Thread(target=run, args=(serve(),))
     thread.start()
     server = started.result(timeout=30)
     try:

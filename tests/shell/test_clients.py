@@ -1,7 +1,8 @@
 """Unmodified V2 clients against a real server: tritonclient (HTTP, sync and asyncio) and KServe's REST client."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -351,3 +352,28 @@ def test_kserve_hears_our_words(server: RunningServer) -> None:
             await client.infer(url, kserve_request(ROW, "FP32", binary=True), model_name="nobody")
 
     with_kserve(server, talk)
+
+
+# ------------------------------------------------------------------ a client that goes away
+
+
+def test_closing_the_connection_cancels_the_request(server: RunningServer) -> None:
+    async def hold() -> None:
+        server.node.gate, server.node.entered, server.node.given_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def happened(event: asyncio.Event | None) -> None:
+        assert event is not None
+        await event.wait()
+
+    def wait_there(work: Coroutine[None, None, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, server.loop).result(timeout=30)
+
+    wait_there(hold())
+    body = b'{"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [1]}]}'
+    head = f"POST /v2/models/running_total/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = server.address.split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + body)
+        wait_there(happened(server.node.entered))
+    wait_there(happened(server.node.given_up))
+    assert server.node.cancelled == 1

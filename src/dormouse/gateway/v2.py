@@ -88,10 +88,12 @@ class V2:
 
     async def _infer(self, request: Request) -> Response:
         name, version = _model(request)
-        described = self._submit.describe(name, version)
+        self._submit.describe(name, version)  # an unknown name is refused before its body is read
         body = await content.read_body(request, self._body_limit_bytes)
         lines = "application/x-ndjson" in request.headers.get("accept", "").lower()
         header_length = request.headers.get(kserve.LENGTH_HEADER)
+        # Asked again: the function may have been deployed anew while the body came in.
+        described = self._submit.describe(name, version)
         parsed = kserve.parse_infer(body, header_length, described, version, lines=lines)
         chunks = self._submit.infer(parsed.inference)
         if lines:

@@ -30,10 +30,10 @@ from dormouse.tensors import Signature
 
 
 class ImportRequest(Struct, frozen=True):
-    """``inspect``: say what would be made, and write nothing."""
+    """``inspect`` or no target: say what would be made, and write nothing."""
 
     manifest: Manifest
-    target: str
+    target: str | None = None
     allow_code: tuple[str, ...] = ()
     inspect: bool = False
 
@@ -153,7 +153,7 @@ def answered(request: bytes) -> ImportSummary | ImportFailure:
         allow_code = [Path(directory) for directory in asked.allow_code]
         index = (
             inspect_model(asked.manifest, allow_code)
-            if asked.inspect
+            if asked.inspect or asked.target is None
             else import_model(asked.manifest, Path(asked.target), allow_code)
         )
     except DormouseError as refusal:

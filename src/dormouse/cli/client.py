@@ -1,0 +1,104 @@
+"""A server as the command line sees it: its address, and one method a question. Failures become DormouseErrors."""
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from dormouse.errors import ConfigurationFault, DormouseError
+from dormouse.functions import Manifest
+
+DEFAULT_SERVER = "http://127.0.0.1:8000"
+LENGTH_HEADER = "Inference-Header-Content-Length"
+
+
+class Refused(DormouseError):
+    """What the server answered instead of what was asked for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Server:
+    """Talks to one server. Deploying and waking large models takes as long as it takes: no timeout but connecting's."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address if "://" in address else f"http://{address}"
+        try:
+            self._http = httpx.Client(base_url=self._address, timeout=httpx.Timeout(None, connect=10), trust_env=False)
+        except (httpx.InvalidURL, ValueError) as fault:
+            raise ConfigurationFault(f"server = {address!r} is no address: {fault}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def functions(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._json("GET", "/dormouse/functions")["functions"]
+        return rows
+
+    def node(self) -> dict[str, Any]:
+        return self._json("GET", "/dormouse/node")
+
+    def deploy(self, manifest: Manifest) -> str:
+        return str(self._json("POST", "/dormouse/functions", msgspec.json.encode(manifest))["version"])
+
+    def check(self, manifest: Manifest) -> dict[str, Any]:
+        return self._json("POST", "/dormouse/check", msgspec.json.encode(manifest))
+
+    def remove(self, name: str) -> None:
+        self._json("DELETE", f"/dormouse/functions/{quote(name, safe='')}")
+
+    def load(self, name: str) -> None:
+        self._json("POST", f"/v2/repository/models/{quote(name, safe='')}/load")
+
+    def unload(self, name: str) -> None:
+        self._json("POST", f"/v2/repository/models/{quote(name, safe='')}/unload")
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        return self._json("GET", f"/v2/models/{quote(name, safe='')}")
+
+    def infer(self, name: str, head: bytes, tails: bytes) -> tuple[dict[str, Any], memoryview]:
+        """One V2 request; the answer's JSON, and the raw bytes behind it."""
+        headers = {LENGTH_HEADER: str(len(head))} if tails else {}
+        answer = self._send("POST", f"/v2/models/{quote(name, safe='')}/infer", head + tails, headers)
+        body = memoryview(answer.content)
+        length = int(answer.headers.get(LENGTH_HEADER, len(body)))
+        return msgspec.json.decode(body[:length], type=dict[str, Any]), body[length:]
+
+    def _json(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(self._send(method, path, body, {}).content, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise DormouseError(f"what answers at {self._address} is no dormouse server") from None
+
+    def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, content=body, headers=dict(headers))
+        except httpx.ConnectError:
+            raise DormouseError(
+                f"no server answers at {self._address}; start one with `dormouse serve`, or name another with --server"
+            ) from None
+        except httpx.UnsupportedProtocol:
+            raise ConfigurationFault(f"server = {self._address!r} is no http:// address") from None
+        except httpx.HTTPError as fault:
+            raise DormouseError(f"the server at {self._address} went away: {fault}") from None
+        if answer.is_error:
+            raise Refused(answer.status_code, _complaint(answer))
+        return answer
+
+
+def _complaint(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"])
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return f"the server answered {answer.status_code} {answer.reason_phrase}"

@@ -1,0 +1,189 @@
+"""The commands. Each asks a server one thing and prints the answer; failures are one line and an exit status.
+
+Exit status: 0 done, 1 failed, 2 bad input.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from dormouse import __version__
+from dormouse.cli.client import DEFAULT_SERVER, Server
+from dormouse.cli.manifests import Changes, manifest_of
+from dormouse.cli.start import serve_command
+from dormouse.cli.tables import functions_table, node_lines, size
+from dormouse.cli.tensors import described, parse_input, request_of, text_input
+from dormouse.core.types import Pin
+from dormouse.errors import ConfigurationFault, DormouseError, InvalidRequest
+
+FAILED, BAD_INPUT = 1, 2
+_BAD_INPUT_STATUSES = (400, 413)
+
+ServerOption = Annotated[str, typer.Option("--server", envvar="DORMOUSE_SERVER", help="Address of the server.")]
+Name = Annotated[str, typer.Argument(help="A deployed function.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class _OneLine(TyperGroup):
+    """Prints every failure as one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DormouseError as fault:
+            typer.echo(f"error: {fault.message}", err=True)
+            raise typer.Exit(BAD_INPUT if fault.status in _BAD_INPUT_STATUSES else FAILED) from None
+
+
+app = typer.Typer(
+    cls=_OneLine,
+    help="Serverless GPU inference for many models on few GPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve_command)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def deploy(
+    source: Annotated[
+        str, typer.Argument(help="A model's directory, a .pt2 file, module:callable, or a manifest.toml.")
+    ],
+    *,
+    name: Annotated[str | None, typer.Option(help="What it is called. [default: from the source]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Cast weights: float32, float16 or bfloat16.")] = None,
+    task: Annotated[str | None, typer.Option(help="What a Hugging Face model is for. [default: auto]")] = None,
+    pin: Annotated[Pin | None, typer.Option(help="The tier it never falls below.")] = None,
+    slo_ms: Annotated[float | None, typer.Option(help="Deadline of its SLO. [default: 1000]")] = None,
+    percentile: Annotated[float | None, typer.Option(help="Share within the deadline. [default: 98]")] = None,
+    timeout_ms: Annotated[float | None, typer.Option(help="When a request is given up. [default: 60000]")] = None,
+    code: Annotated[Path | None, typer.Option(help="Directory that module:callable is imported from.")] = None,
+    arg: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the callable; repeatable.")] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Deploy a function, or a new version of one."""
+    changes = Changes(name, dtype, task, pin, slo_ms, percentile, timeout_ms, code, arg or ())
+    manifest = manifest_of(source, changes)
+    with Server(server) as remote:
+        typer.echo(f"deployed {manifest.name} version {remote.deploy(manifest)}")
+
+
+@app.command()
+def check(
+    manifest: Annotated[str, typer.Argument(help="What deploy would be given.")], server: ServerOption = DEFAULT_SERVER
+) -> None:
+    """Say what a deploy would do, without doing it. Exit status 1 if it would be refused."""
+    with Server(server) as remote:
+        answer = remote.check(manifest_of(manifest, Changes()))
+    replaced = answer["replaces_version"]
+    typer.echo(f"{answer['name']}: {'a new function' if replaced is None else f'replaces version {replaced}'}")
+    typer.echo(f"  {size(answer['image_bytes'])}, {answer['platform']}")
+    for kind in ("inputs", "outputs"):
+        for tensor in answer[kind]:
+            typer.echo(f"  {kind[:-1]} {tensor['name']}  {tensor['datatype']} {tensor['shape']}")
+    if not answer["admitted"]:
+        raise DormouseError(f"would be refused: {answer['refusal']}")
+    typer.echo("  would be admitted")
+
+
+@app.command("rm")
+def remove(name: Name, server: ServerOption = DEFAULT_SERVER) -> None:
+    """Remove a function and all that it keeps."""
+    with Server(server) as remote:
+        remote.remove(name)
+    typer.echo(f"removed {name}")
+
+
+@app.command()
+def load(name: Name, server: ServerOption = DEFAULT_SERVER) -> None:
+    """Take a function into host memory."""
+    with Server(server) as remote:
+        remote.load(name)
+    typer.echo(f"loaded {name}")
+
+
+@app.command()
+def unload(name: Name, server: ServerOption = DEFAULT_SERVER) -> None:
+    """Free all memory that a function takes; it stays deployed."""
+    with Server(server) as remote:
+        remote.unload(name)
+    typer.echo(f"unloaded {name}")
+
+
+@app.command("ps")
+def list_functions(json: AsJson = False, server: ServerOption = DEFAULT_SERVER) -> None:
+    """List functions: where they are, what they weigh, how they are served."""
+    with Server(server) as remote:
+        rows, node = remote.functions(), remote.node()
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode({"functions": rows, "node": node})).decode())
+        return
+    console = Console(soft_wrap=True)
+    # A pipe has no width; a table cut off there would be of no use to the next program.
+    console.print(functions_table(rows), width=None if console.is_terminal else 200)
+    for line in node_lines(node):
+        typer.echo(line)
+
+
+@app.command()
+def call(
+    name: Name,
+    json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="A whole V2 request; - is stdin.")] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=VALUE", help="An input, as JSON or a text; repeatable."),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The one input of texts.")] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Call a function and print what it answers."""
+    if sum(option is not None for option in (json, given or None, text)) != 1:
+        raise InvalidRequest("give the request as one of --json, --input or --text")
+    with Server(server) as remote:
+        if json is not None:
+            head, tails = _read(json), b""
+        else:
+            metadata = remote.metadata(name)
+            values = dict(map(parse_input, given or ())) if text is None else text_input(text, metadata)
+            head, tails = request_of(values, metadata)
+        answer = remote.infer(name, head, tails)
+    for line in described(*answer):
+        typer.echo(line)
+
+
+def _read(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as fault:
+        raise ConfigurationFault(f"{file} cannot be read: {fault.strerror}") from None
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(help="How long it runs.")] = 30,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> None:
+    """Many real models on one small device, every answer checked."""
+    # Late: it brings torch and the models.
+    status: int = importlib.import_module("dormouse.demo.run").run(seconds, device, json)
+    raise typer.Exit(status)

@@ -1,0 +1,68 @@
+"""``dormouse serve``: every setting as an option, the rest remembered from the last start."""
+
+import ipaddress
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dormouse.config import configure, save
+from dormouse.serving import run, serve
+
+HOME = Path.home() / ".dormouse"
+
+
+def serve_command(
+    *,
+    config: Annotated[Path | None, typer.Option("--config", help="Settings in TOML.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Forget the settings of the last start.")] = False,
+    state_dir: Annotated[Path, typer.Option(help="Where everything is kept that survives a restart.")] = HOME,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 picks a free one. [default: 8000]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
+    device_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Device memory for images, or auto.")] = None,
+    chunk_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Piece of device memory, or auto.")] = None,
+    group_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Smallest copy. [default: 8MiB]")] = None,
+    link_bytes_per_s: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Slow the CPU device's copies down to this, or auto.")
+    ] = None,
+    host_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Host memory. [default: 4GiB]")] = None,
+    request_slab_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Inputs in flight. [default: 256MiB]")
+    ] = None,
+    reply_slab_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Outputs in flight. [default: 256MiB]")
+    ] = None,
+    body_limit_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Largest request body. [default: 64MiB]")
+    ] = None,
+    queue_length: Annotated[int | None, typer.Option(help="Requests waiting in all. [default: 10000]")] = None,
+    allow_code: Annotated[
+        list[Path] | None, typer.Option(help="Directory from which functions may import code; repeatable.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Torch threads of the CPU device; 0: by the cores.")] = None,
+    journal: Annotated[str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto.")] = None,
+    poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
+    faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,
+) -> None:
+    """Serve the functions deployed here. Settings are remembered: without options, as last time."""
+    options = {key: value for key, value in locals().items() if key not in ("config", "reset", "state_dir")}
+    given = {key: value for key, value in options.items() if value is not None and value != []}
+    settings = configure(state_dir, given, config, reset=reset)
+    save(settings)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if not _is_loopback(settings.host):
+        typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions", err=True)
+
+    def announce(address: str) -> None:
+        typer.echo(f"dormouse is ready on {address} (state in {settings.state_dir})")
+
+    run(serve(settings, on_ready=announce))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

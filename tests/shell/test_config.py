@@ -1,0 +1,163 @@
+"""Settings: sizes, sources and their order, what is kept, and complaints that name key and value."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dormouse.config import FOR_ONE_START, GIB, MIB, SETTINGS_FILE, Config, configure, parse_size, save
+from dormouse.errors import ConfigurationFault
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("512MiB", 512 * MIB),
+        ("2GB", 2 * 10**9),
+        ("1.5GiB", 3 * GIB // 2),
+        ("64 KiB", 65536),
+        ("1kB", 1000),
+        ("7", 7),
+        ("7B", 7),
+        ("3M", 3 * 10**6),
+        ("12GB/s", 12 * 10**9),
+        ("1TiB", 1024 * GIB),
+    ],
+)
+def test_a_size_has_a_unit(text: str, size_bytes: int) -> None:
+    assert parse_size("host_bytes", text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1", "1XiB", "1.5.5G", "1e9", "GiB", "1 2", "0x10", "1iB"])
+def test_what_is_no_size_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigurationFault, match=r"^host_bytes = .* is no size; write 512MiB"):
+        parse_size("host_bytes", text)
+
+
+@given(st.integers(0, 2**50))
+def test_plain_bytes_are_exact(size_bytes: int) -> None:
+    assert parse_size("k", str(size_bytes)) == size_bytes
+
+
+def test_flags_go_over_the_file_over_the_last_start_over_defaults(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    save(configure(state, {"port": 1, "threads": 1, "host_bytes": "1GiB"}))
+    file = tmp_path / "serve.toml"
+    file.write_text('port = 2\nthreads = 2\ndevice_bytes = "64MiB"\n')
+    config = configure(state, {"port": 3}, file)
+    assert (config.port, config.threads, config.host_bytes, config.device_bytes, config.queue_length) == (
+        3,
+        2,
+        GIB,
+        64 * MIB,
+        10_000,
+    )
+
+
+def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    first = configure(
+        tmp_path / "state",
+        {
+            "host": "::1",
+            "port": 9,
+            "device": "cuda:1",
+            "device_bytes": "64MiB",
+            "chunk_bytes": "4MiB",
+            "group_bytes": "2MiB",
+            "link_bytes_per_s": "12GB/s",
+            "host_bytes": "1GiB",
+            "request_slab_bytes": "9MiB",
+            "reply_slab_bytes": "8MiB",
+            "body_limit_bytes": "7MiB",
+            "queue_length": 6,
+            "allow_code": (code,),
+            "threads": 5,
+            "journal": tmp_path / "journal",
+        },
+    )
+    save(first)
+    assert configure(tmp_path / "state", {}) == first
+    changed = set(msgspec.structs.asdict(first).items()) - set(msgspec.structs.asdict(Config(Path("s"))).items())
+    assert {key for key, _ in changed} == set(Config.__struct_fields__) - {"faults", "poison"}
+
+
+def test_a_start_without_flags_repeats_a_start_with_them_and_reset_forgets(tmp_path: Path) -> None:
+    save(configure(tmp_path, {"port": 4444, "faults": ("copy",), "poison": True}))
+    again = configure(tmp_path, {})
+    assert (again.port, again.faults, again.poison) == (4444, (), False)
+    assert configure(tmp_path, {}, reset=True) == Config(tmp_path)
+    assert not set(FOR_ONE_START) & msgspec.json.decode((tmp_path / SETTINGS_FILE).read_bytes()).keys()
+
+
+def test_auto_takes_a_kept_setting_back(tmp_path: Path) -> None:
+    save(configure(tmp_path, {"device_bytes": "64MiB"}))
+    assert configure(tmp_path, {"device_bytes": "auto"}).device_bytes is None
+
+
+def test_paths_in_a_file_count_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    file = tmp_path / "serve.toml"
+    file.write_text('allow_code = ["code"]\njournal = "journal"\n')
+    config = configure(tmp_path / "state", {}, file)
+    assert (config.allow_code, config.journal) == ((tmp_path / "code",), tmp_path / "journal")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("port", 70_000, "port = 70000 cannot be used; expected 0 to 65535"),
+        ("port", -1, "port = -1 cannot be used"),
+        ("port", "eighty", "port = 'eighty' cannot be used"),
+        ("device", "tpu", "device = 'tpu' cannot be used; expected auto, cpu, cuda or cuda:N"),
+        ("device", "cuda:x", "device = 'cuda:x' cannot be used"),
+        ("device_bytes", "0", "device_bytes = 0 cannot be used; expected at least 1048576"),
+        ("device_bytes", True, "device_bytes = True cannot be used"),
+        ("chunk_bytes", "5000", "chunk_bytes = 5000 cannot be used; expected a multiple of 4096"),
+        ("chunk_bytes", "9999999999999GiB", "chunk_bytes = .* cannot be used"),
+        ("host_bytes", "auto", "host_bytes = 'auto' is no size"),
+        ("host_bytes", "many", "host_bytes = 'many' is no size"),
+        ("queue_length", 0, "queue_length = 0 cannot be used"),
+        ("threads", -1, "threads = -1 cannot be used"),
+        ("link_bytes_per_s", "0", "link_bytes_per_s = 0 cannot be used"),
+        ("body_limit_bytes", "1GiB", "body_limit_bytes = 1073741824 .* at most request_slab_bytes"),
+        ("host", "", "host = '' cannot be used"),
+        ("allow_code", ("/no/such/directory",), "allow_code = '/no/such/directory' cannot be used"),
+        ("color", "red", "color = 'red': there is no such setting"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named_with_its_value(
+    tmp_path: Path, key: str, value: object, complaint: str
+) -> None:
+    with pytest.raises(ConfigurationFault, match=complaint):
+        configure(tmp_path, {"device_bytes": "1GiB", key: value})
+
+
+@pytest.mark.parametrize("text", ["port = ", "\x00", "allow_code = 5", "port = [1]", "nothing = 1"])
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationFault) as caught:
+        configure(tmp_path, {}, file)
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationFault, match=r"serve.toml cannot be read: No such file"):
+        configure(tmp_path, {}, tmp_path / "serve.toml")
+
+
+def test_damaged_settings_say_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / SETTINGS_FILE).write_text("{")
+    with pytest.raises(ConfigurationFault, match=r"is damaged .*; remove it, or serve with --reset"):
+        configure(tmp_path, {})
+    assert configure(tmp_path, {}, reset=True) == Config(tmp_path)
+
+
+def test_a_state_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationFault, match=r"state_dir = .* cannot be written"):
+        save(Config(tmp_path / "file" / "state"))

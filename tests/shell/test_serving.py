@@ -1,0 +1,114 @@
+"""The assembled server: it says where it is, ends on a signal, and lets open requests end first."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from dormouse.config import Config
+from dormouse.errors import ConfigurationFault
+from dormouse.serving import bind, run, serve
+from tests.shell.in_memory import InMemory, furnished
+
+TOTALS = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [5]}]}
+
+
+class Opener:
+    """Opens an in-memory node, and remembers that it was closed."""
+
+    def __init__(self) -> None:
+        self.node = furnished()
+        self.closed = False
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, _: Config) -> AsyncIterator[InMemory]:
+        try:
+            yield self.node
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_after_open_requests_and_then_closes_the_node(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    opener = Opener()
+    answers = []
+
+    async def main() -> None:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        node = opener.node
+        node.gate, node.entered = asyncio.Event(), asyncio.Event()
+
+        async def talk() -> None:
+            async with httpx.AsyncClient(base_url=await ready) as client:
+                request = asyncio.create_task(client.post("/v2/models/running_total/infer", json=TOTALS))
+                assert node.entered is not None
+                assert node.gate is not None
+                await node.entered.wait()
+                os.kill(os.getpid(), number)
+                node.gate.set()
+                answers.append(await request)
+
+        config = Config(state_dir=tmp_path, port=0)
+        await asyncio.gather(serve(config, on_ready=ready.set_result, open_node=opener), talk())
+
+    run(main())
+    assert answers[0].json()["outputs"][0]["data"] == [5]
+    assert opener.closed
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None:
+    opener = Opener()
+
+    async def main() -> None:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        node = opener.node
+        node.gate, node.entered = asyncio.Event(), asyncio.Event()
+
+        async def talk() -> None:
+            async with httpx.AsyncClient(base_url=await ready) as client:
+                request = asyncio.create_task(client.post("/v2/models/running_total/infer", json=TOTALS))
+                assert node.entered is not None
+                await node.entered.wait()
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGTERM)
+                await serving
+                request.cancel()
+
+        serving = asyncio.create_task(
+            serve(Config(state_dir=tmp_path, port=0), on_ready=ready.set_result, open_node=opener)
+        )
+        await talk()
+
+    run(main())
+    assert opener.closed
+
+
+def test_an_address_in_use_is_one_clear_line() -> None:
+    with bind("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigurationFault, match=f"cannot listen on 127.0.0.1 port {port}: .*; choose another"):
+            bind("127.0.0.1", port)
+
+
+def test_a_host_that_is_none_is_one_clear_line() -> None:
+    with pytest.raises(ConfigurationFault, match="host = 'no such host' cannot be used"):
+        bind("no such host", 0)
+
+
+def test_nothing_is_opened_when_the_address_is_taken(tmp_path: Path) -> None:
+    opener = Opener()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = Config(state_dir=tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(ConfigurationFault):
+            run(serve(config, on_ready=lambda _: None, open_node=opener))
+    assert not opener.closed
