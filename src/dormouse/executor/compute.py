@@ -4,6 +4,7 @@ The one file of this room that asks whether the device is CUDA.
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,17 @@ class CpuCompute:
 
     device = torch.device("cpu")
     stream = 0
+
+    def __init__(self, threads: int = 0) -> None:
+        """``threads`` of torch; 0: one fewer than the cores, at least one, which leaves one for copies."""
+        self._threads = threads or max(1, (os.cpu_count() or 1) - 1)
+
+    def settle_in(self) -> None:
+        """Called once by the thread that will run modules: torch keeps the number of threads by thread."""
+        torch.set_num_threads(self._threads)
+
+    def check(self) -> None:
+        """After a failure: nothing a module does can break the CPU."""
 
     def memory(self, region: Region) -> torch.Tensor:
         """The whole region as bytes. Nothing is touched: most of it is not mapped yet."""
@@ -40,6 +52,14 @@ class CudaCompute:
         make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
         self._stream = make(self.device)
         self.stream: int = self._stream.cuda_stream
+
+    def settle_in(self) -> None:
+        """Called once by the thread that will run modules."""
+        torch.cuda.set_device(self.device)
+
+    def check(self) -> None:
+        """After a failure: raises if the device itself is in error, which only a new process ends."""
+        torch.cuda.synchronize(self.device)
 
     def memory(self, region: Region) -> torch.Tensor:
         """The whole region as bytes; its start must be mapped, since torch asks the driver whose address it is."""

@@ -103,15 +103,17 @@ class Runner:
             self._keep_state(built, arrival)
         return answer
 
-    def evict(self) -> None:
-        """Write runtime state home and give the chunks back. Raises DeviceError after giving them back."""
-        built = self._built
-        assert built is not None
-        try:
-            if self._current is not None and built.index.state_bytes:
-                self._copy_state_out(built)
-        finally:
-            self.discard()
+    def evict(self) -> str:
+        """Write runtime state home and give the chunks back; what was lost on the way, which is nothing but after a
+        broken copy. Raises DeviceError if the chunks cannot be given back, after which the device is of no use."""
+        lost = ""
+        if self._built is not None and self._current is not None and self._built.index.state_bytes:
+            try:
+                self._copy_state_out(self._built)
+            except DeviceError as fault:
+                lost = f"its runtime state could not be copied home: {fault.message}"
+        self.discard()
+        return lost
 
     def discard(self) -> None:
         """Give the chunks back as they are, after the lane's last copy; all of a load that failed goes."""
