@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import pytest
@@ -22,6 +22,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from dormouse.device import pages
 from dormouse.device.base import Device, Region
 from dormouse.device.cpu import CpuDevice
+from dormouse.device.lane import CopyLane
 from dormouse.errors import DeviceError, OutOfChunks
 
 CHUNKS = 8
@@ -29,17 +30,14 @@ MIB = 1024 * 1024
 
 
 class MakeDevice(Protocol):
-    """Makes a device of ``CHUNKS`` chunks of the kind under test."""
+    """Makes a device of ``CHUNKS`` chunks of the kind under test; the fixture ``make`` of conftest.py."""
 
     def __call__(self, *faults: str, link_bytes_per_s: int | None = None) -> Device: ...
 
 
-def cpu(*faults: str, link_bytes_per_s: int | None = None) -> Device:
-    return CpuDevice(CHUNKS * 2 * MIB, link_bytes_per_s=link_bytes_per_s, faults=faults)
-
-
-MAKERS: dict[str, Callable[..., Device]] = {"cpu": cpu}
-KEEPS_DATA = ("cpu",)
+KEEPS_DATA = ("cpu", "stand-in", "cuda")
+"""``stand-in`` is the CUDA device over a stand-in for the driver."""
+KINDS = (*KEEPS_DATA, "simulated")
 
 
 def kinds(*names: str) -> list[object]:
@@ -50,22 +48,9 @@ keeps_data = pytest.mark.parametrize("kind", kinds(*KEEPS_DATA))
 only_cpu = pytest.mark.parametrize("kind", kinds("cpu"))
 
 
-@pytest.fixture(params=kinds(*MAKERS))
+@pytest.fixture(params=kinds(*KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def make(kind: str) -> Iterator[MakeDevice]:
-    made: list[Device] = []
-
-    def build(*faults: str, link_bytes_per_s: int | None = None) -> Device:
-        made.append(MAKERS[kind](*faults, link_bytes_per_s=link_bytes_per_s))
-        return made[-1]
-
-    yield build
-    for device in made:
-        device.close()
 
 
 @pytest.fixture
@@ -293,7 +278,7 @@ def test_host_memory_registered_twice_is_copied_from(device: Device) -> None:
     assert read(device, region, 0, MIB) == host.content[:MIB]
 
 
-@pytest.mark.parametrize("kind", kinds("cpu"))
+@only_cpu
 def test_a_link_limit_sets_the_time_that_copies_take(make: MakeDevice) -> None:
     rate = 256 * MIB
     device = make(link_bytes_per_s=rate)
@@ -400,6 +385,18 @@ def test_touching_an_unmapped_region_kills_the_process(offset: int) -> None:
     assert (child.stdout, child.returncode) == (b"unmapped\n", -signal.SIGSEGV)
 
 
+def test_a_bug_in_a_copy_does_not_leave_its_waiters_hanging() -> None:
+    def broken() -> None:
+        raise ValueError("no such address")
+
+    lane = CopyLane("broken")
+    lane.copy(broken, 1)
+    with pytest.raises(DeviceError, match="copy failed: ValueError"):
+        lane.fence().synchronize()
+    lane.fence().synchronize()
+    lane.stop()
+
+
 @only_cpu
 def test_a_pool_smaller_than_a_chunk_is_refused(kind: str) -> None:
     assert kind == "cpu"
@@ -477,8 +474,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.device.close()
 
 
-def test_any_order_of_calls_loses_no_chunk_and_maps_none_twice(kind: str) -> None:
-    machine = type("AnyOrderOf", (AnyOrder,), {"make": staticmethod(MAKERS[kind]), "reads": kind in KEEPS_DATA})
+def test_any_order_of_calls_loses_no_chunk_and_maps_none_twice(kind: str, make: MakeDevice) -> None:
+    machine = type("AnyOrderOf", (AnyOrder,), {"make": staticmethod(make), "reads": kind in KEEPS_DATA})
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -6,9 +6,10 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
+import uvloop
 from msgspec import Struct
 
 from dormouse import wire
@@ -49,30 +50,43 @@ class Recorder:
         return report
 
 
-def run(
-    tmp_path: Path, scenario: Callable[[Supervisor, Recorder], Awaitable[None]], *faults: str, **options: Any
-) -> None:
-    """Run a scenario with a started supervisor; afterwards no process and no descriptor is left."""
-    before = open_descriptors()
-    arena = os.memfd_create("arena")
-    os.write(arena, b"shared")
+class Run(Protocol):
+    """Runs a scenario with a started supervisor; afterwards no process and no descriptor is left."""
 
-    async def whole() -> None:
+    def __call__(
+        self, scenario: Callable[[Supervisor, Recorder], Awaitable[None]], *faults: str, **options: Any
+    ) -> None: ...
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        runner.run(asyncio.sleep(0))  # what a loop opens once in a process is no leak
+
+    def run_it(scenario: Callable[[Supervisor, Recorder], Awaitable[None]], *faults: str, **options: Any) -> None:
+        before = open_descriptors()
+        arena = os.memfd_create("arena")
+        os.write(arena, b"shared")
         start = wire.StartExecutor(E, "cpu", None, None, 1, None, arena, 6, arena, 6, arena, 6, 1, faults=faults)
-        recorder = Recorder()
-        options.setdefault("command", STAND_IN)
-        supervisor = Supervisor(start, recorder, tmp_path / "logs" / "executor.log", **options)
-        supervisor.start()
-        try:
-            await scenario(supervisor, recorder)
-        finally:
-            await supervisor.stop()
-        assert recorder.reports.empty(), recorder.reports.get_nowait()
 
-    asyncio.run(whole())
-    os.close(arena)
-    assert children() == []
-    assert open_descriptors() == before
+        async def whole() -> None:
+            recorder = Recorder()
+            options.setdefault("command", STAND_IN)
+            supervisor = Supervisor(start, recorder, tmp_path / "logs" / "executor.log", **options)
+            supervisor.start()
+            try:
+                await scenario(supervisor, recorder)
+            finally:
+                await supervisor.stop()
+            assert recorder.reports.empty(), recorder.reports.get_nowait()
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(whole())
+        os.close(arena)
+        assert children() == []
+        assert open_descriptors() == before
+
+    return run_it
 
 
 def open_descriptors() -> set[str]:
@@ -87,16 +101,16 @@ def cancel(number: int) -> Cancel:
     return Cancel(E, CommandId(number), RequestId(number))
 
 
-def test_an_executor_starts_inherits_the_arena_and_is_ready(tmp_path: Path) -> None:
+def test_an_executor_starts_inherits_the_arena_and_is_ready(run: Run) -> None:
     async def scenario(_: Supervisor, recorder: Recorder) -> None:
         ready = await recorder.next(wire.ExecutorReady)
         assert (ready.device, ready.description) == ("cpu:0", "arena shared")
         assert children() == [str(ready.pid)]
 
-    run(tmp_path, scenario)
+    run(scenario)
 
 
-def test_messages_go_both_ways_in_order(tmp_path: Path) -> None:
+def test_messages_go_both_ways_in_order(run: Run) -> None:
     async def scenario(supervisor: Supervisor, recorder: Recorder) -> None:
         await recorder.next(wire.ExecutorReady)
         for number in range(0, 1000, 2):
@@ -106,10 +120,10 @@ def test_messages_go_both_ways_in_order(tmp_path: Path) -> None:
             assert (await recorder.next(CommandRefused)).command == number
             assert (await recorder.next(EvictionFinished)).command == number + 1
 
-    run(tmp_path, scenario)
+    run(scenario)
 
 
-def test_a_killed_executor_is_lost_once_and_joins_again(tmp_path: Path) -> None:
+def test_a_killed_executor_is_lost_once_and_joins_again(run: Run) -> None:
     async def scenario(supervisor: Supervisor, recorder: Recorder) -> None:
         for number in range(3):
             ready = await recorder.next(wire.ExecutorReady)
@@ -122,48 +136,48 @@ def test_a_killed_executor_is_lost_once_and_joins_again(tmp_path: Path) -> None:
         supervisor.send(cancel(99))
         assert (await recorder.next(CommandRefused)).command == 99
 
-    run(tmp_path, scenario, delays_s=(0.0, 0.01))
+    run(scenario, delays_s=(0.0, 0.01))
 
 
-def test_an_unusable_device_is_given_up_with_its_line(tmp_path: Path) -> None:
+def test_an_unusable_device_is_given_up_with_its_line(run: Run) -> None:
     async def scenario(_: Supervisor, recorder: Recorder) -> None:
         assert (await recorder.next(Unusable)).message == "cpu:0 cannot be had: no such thing"
 
-    run(tmp_path, scenario, "unusable")
+    run(scenario, "unusable")
 
 
-def test_an_executor_that_never_gets_ready_is_given_up_with_its_last_words(tmp_path: Path) -> None:
+def test_an_executor_that_never_gets_ready_is_given_up_with_its_last_words(run: Run) -> None:
     async def scenario(supervisor: Supervisor, recorder: Recorder) -> None:
         message = (await recorder.next(Unusable)).message
         assert "exited with status 1; it last wrote: ImportError: no module named nothing" in message
         assert "given up after 3 starts" in message
         assert supervisor.last_lines(2) == ["ImportError: no module named nothing"] * 2
 
-    run(tmp_path, scenario, "dies", delays_s=(0.0, 0.01))
+    run(scenario, "dies", delays_s=(0.0, 0.01))
 
 
-def test_a_command_that_does_not_exist_is_unusable(tmp_path: Path) -> None:
+def test_a_command_that_does_not_exist_is_unusable(run: Run, tmp_path: Path) -> None:
     async def scenario(_: Supervisor, recorder: Recorder) -> None:
         assert "cannot be started: " in (await recorder.next(Unusable)).message
 
-    run(tmp_path, scenario, command=(str(tmp_path / "nothing"),))
+    run(scenario, command=(str(tmp_path / "nothing"),))
 
 
-def test_an_executor_that_hangs_at_start_is_killed_and_given_up(tmp_path: Path) -> None:
+def test_an_executor_that_hangs_at_start_is_killed_and_given_up(run: Run) -> None:
     async def scenario(_: Supervisor, recorder: Recorder) -> None:
         assert "was not ready within 0.3 s and was killed" in (await recorder.next(Unusable)).message
 
-    run(tmp_path, scenario, "hangs", start_limit_s=0.3, delays_s=())
+    run(scenario, "hangs", start_limit_s=0.3, delays_s=())
 
 
-def test_what_is_no_message_ends_the_executor(tmp_path: Path) -> None:
+def test_what_is_no_message_ends_the_executor(run: Run) -> None:
     async def scenario(_: Supervisor, recorder: Recorder) -> None:
         assert "sent what is no message" in (await recorder.next(Unusable)).message
 
-    run(tmp_path, scenario, "babbles", delays_s=())
+    run(scenario, "babbles", delays_s=())
 
 
-def test_an_executor_that_does_not_read_is_killed_when_its_buffer_is_full(tmp_path: Path) -> None:
+def test_an_executor_that_does_not_read_is_killed_when_its_buffer_is_full(run: Run) -> None:
     async def scenario(supervisor: Supervisor, recorder: Recorder) -> None:
         await recorder.next(wire.ExecutorReady)
         for number in range(20_000):
@@ -172,28 +186,28 @@ def test_an_executor_that_does_not_read_is_killed_when_its_buffer_is_full(tmp_pa
         await recorder.next(wire.ExecutorReady)
         await supervisor.stop(limit_s=0.1)
 
-    run(tmp_path, scenario, "deaf", outgoing_limit_bytes=64 * 1024)
+    run(scenario, "deaf", outgoing_limit_bytes=64 * 1024)
 
 
-def test_an_executor_that_closes_its_socket_and_lives_on_is_killed(tmp_path: Path) -> None:
+def test_an_executor_that_closes_its_socket_and_lives_on_is_killed(run: Run) -> None:
     async def scenario(_: Supervisor, recorder: Recorder) -> None:
         await recorder.next(wire.ExecutorReady)
         assert "closed its socket and lived on and was killed" in (await recorder.next(Lost)).message
 
-    run(tmp_path, scenario, "closes", delays_s=(60.0,), reap_limit_s=0.1)
+    run(scenario, "closes", delays_s=(60.0,), reap_limit_s=0.1)
 
 
-def test_stop_kills_an_executor_that_does_not_end(tmp_path: Path) -> None:
+def test_stop_kills_an_executor_that_does_not_end(run: Run) -> None:
     async def scenario(supervisor: Supervisor, recorder: Recorder) -> None:
         ready = await recorder.next(wire.ExecutorReady)
         await supervisor.stop(limit_s=0.1)
         with pytest.raises(ProcessLookupError):
             os.kill(ready.pid, 0)
 
-    run(tmp_path, scenario, "stubborn")
+    run(scenario, "stubborn")
 
 
-def test_stop_ends_an_executor_that_is_starting_or_waiting_to_be(tmp_path: Path) -> None:
+def test_stop_ends_an_executor_that_is_starting_or_waiting_to_be(run: Run) -> None:
     async def starting(supervisor: Supervisor, _: Recorder) -> None:
         await asyncio.sleep(0)  # one turn of the loop: the process is being made
         await supervisor.stop()
@@ -204,5 +218,5 @@ def test_stop_ends_an_executor_that_is_starting_or_waiting_to_be(tmp_path: Path)
         await supervisor.stop()
         supervisor.send(cancel(1))
 
-    run(tmp_path, starting)
-    run(tmp_path, backing_off, delays_s=(3600.0,))
+    run(starting)
+    run(backing_off, delays_s=(3600.0,))

@@ -5,8 +5,8 @@ one runs; a function that is resident never waits behind one that is still arriv
 """
 
 from dormouse.core.admission import larger_than_devices, larger_than_host
-from dormouse.core.eviction import images_to_drop
-from dormouse.core.operations import depart, give_up
+from dormouse.core.eviction import images_to_drop, residents_to_bring_home
+from dormouse.core.operations import depart, evict_everywhere, give_up
 from dormouse.core.state import Executor, Function
 from dormouse.core.turn import Turn
 
@@ -68,6 +68,8 @@ def read_images(turn: Turn) -> None:
             continue
         victims = images_to_drop(state, function)
         if victims is None:
+            for resident in residents_to_bring_home(state, function):
+                evict_everywhere(turn, state.functions[resident])
             return
         for victim in victims:
             turn.drop_image(state.functions[victim])

@@ -59,20 +59,35 @@ def smallest_prefix(candidates: Iterable[tuple[FunctionId, Bytes]], needed: Byte
 EVICTION: dict[str, Eviction] = {"lru": least_recently_used}
 
 
-def may_drop(function: Function) -> bool:
-    """Whether an image could leave host memory at this moment."""
-    writes_state_home = function.spec.state_bytes > 0 and bool(function.residencies)
+def is_dispensable(function: Function) -> bool:
+    """Whether an image could leave host memory, once no device needs it there."""
     return (
         function.image is ImageState.HOST
         and function.spec.pin is Pin.NONE
         and not function.queue
         and not function.is_source_of_a_copy
-        and not writes_state_home
     )
+
+
+def writes_state_home(function: Function) -> bool:
+    """Runtime state on a device goes back to the image in host memory, which must be there."""
+    return function.spec.state_bytes > 0 and bool(function.residencies)
 
 
 def images_to_drop(state: State, incoming: Function) -> tuple[FunctionId, ...] | None:
     """Images that leave host memory for the incoming one: least recently used first; None when there is no room now."""
+    return _least_recently_used_images(state, incoming, lambda f: is_dispensable(f) and not writes_state_home(f))
+
+
+def residents_to_bring_home(state: State, incoming: Function) -> tuple[FunctionId, ...]:
+    """Idle residents whose state must be written home before their images can make room for the incoming one."""
+    images = _least_recently_used_images(state, incoming, is_dispensable)
+    return tuple(name for name in images or () if writes_state_home(state.functions[name]))
+
+
+def _least_recently_used_images(
+    state: State, incoming: Function, able: Callable[[Function], bool]
+) -> tuple[FunctionId, ...] | None:
     needed = incoming.host_bytes - state.host_free_bytes
-    droppable = (f for f in map(state.functions.__getitem__, state.host_recency) if may_drop(f))
-    return smallest_prefix(((function.id, function.host_bytes) for function in droppable), needed)
+    candidates = (f for f in map(state.functions.__getitem__, state.host_recency) if able(f))
+    return smallest_prefix(((function.id, function.host_bytes) for function in candidates), needed)

@@ -15,14 +15,14 @@ from dormouse.core.messages import (
     RemovalRequested,
     UnloadRequested,
 )
-from dormouse.core.state import Function, ImageChange, ImageState, ResidencyState, Service, ServiceChange
+from dormouse.core.state import Function, ImageChange, ImageState, ResidencyState, Service, ServiceChange, new_function
 from dormouse.core.turn import Turn
-from dormouse.core.types import CommandId, FunctionId, OperationId, Reason, round_up
+from dormouse.core.types import CommandId, FunctionId, OperationId, Reason
 
 
 def deployed(turn: Turn, event: FunctionDeployed) -> None:
     state = turn.state
-    function = Function(event.spec, round_up(event.spec.image_bytes, state.settings.host_page_bytes))
+    function = new_function(event.spec, state.settings)
     refusal = refuse_function(state, function)
     if refusal is not None:
         turn.acknowledge([event.operation], refusal.reason, refusal.message)
@@ -122,9 +122,7 @@ def depart(turn: Turn) -> None:
 def _depart(turn: Turn, function: Function) -> None:
     if function.queue:
         return
-    for name, residency in tuple(function.residencies.items()):
-        if residency.state is ResidencyState.RESIDENT:
-            turn.evict(function, turn.state.executors[name])
+    evict_everywhere(turn, function)
     if function.residencies or function.image is ImageState.READING:
         return
     if function.image is ImageState.HOST:
@@ -135,6 +133,13 @@ def _depart(turn: Turn, function: Function) -> None:
     else:
         _delete(turn, function)
     turn.acknowledge(function.departures)
+
+
+def evict_everywhere(turn: Turn, function: Function) -> None:
+    """Take a function off every device where it is idle."""
+    for name, residency in tuple(function.residencies.items()):
+        if residency.state is ResidencyState.RESIDENT:
+            turn.evict(function, turn.state.executors[name])
 
 
 def _delete(turn: Turn, function: Function) -> None:

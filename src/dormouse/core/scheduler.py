@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dormouse.core import executors, operations, requests
+from dormouse.core.admission import Refusal, refuse_function
 from dormouse.core.dispatch import dispatch
 from dormouse.core.eviction import EVICTION
 from dormouse.core.messages import (
@@ -32,9 +33,9 @@ from dormouse.core.messages import (
 from dormouse.core.placement import PLACEMENT
 from dormouse.core.queueing import QUEUEING
 from dormouse.core.ready import ReadyQueue
-from dormouse.core.state import State
+from dormouse.core.state import State, new_function
 from dormouse.core.turn import Policies, Turn
-from dormouse.core.types import Ns, Settings
+from dormouse.core.types import FunctionSpec, Ns, Settings
 
 
 def _timer_fired(turn: Turn, _: TimerFired) -> None:
@@ -83,6 +84,10 @@ class Scheduler:
         dispatch(turn)
         self._set_timer(turn)
         return turn.commands
+
+    def preview(self, spec: FunctionSpec) -> Refusal | None:
+        """Why this function would be refused if it were deployed now; changes nothing."""
+        return refuse_function(self.state, new_function(spec, self.state.settings))
 
     def _set_timer(self, turn: Turn) -> None:
         wanted = requests.next_timer_ns(turn)

@@ -271,6 +271,10 @@ class Function:
         self.image = step(IMAGE_TRANSITIONS, self.image, change)
 
 
+def new_function(spec: FunctionSpec, settings: Settings) -> Function:
+    return Function(spec, round_up(spec.image_bytes, settings.host_page_bytes))
+
+
 @dataclass(slots=True)
 class Executor:
     """A process that owns a device: its pool, its compute lane and its inbound copy lane."""

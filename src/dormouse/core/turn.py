@@ -68,20 +68,18 @@ class Turn:
         function.waits_in.clear()
         head = function.head
         key = LAST if head is None else self.policies.queueing(head)
-        match standing(function):
-            case Standing.RUN:
-                for name in function.residencies:
-                    executor = self.state.executors[name]
-                    if runs_at_once(function, executor):
-                        function.waits_in.append(executor.ready)
-                    elif runs_while_arriving(function, executor):
-                        function.waits_in.append(executor.arriving)
-            case Standing.LOAD:
-                function.waits_in.append(self.state.homeless)
-            case Standing.READ:
-                function.waits_in.append(self.state.cold)
-            case Standing.NOTHING:
-                pass
+        stands = standing(function)
+        if stands is Standing.RUN:
+            for name in function.residencies:
+                executor = self.state.executors[name]
+                if runs_at_once(function, executor):
+                    function.waits_in.append(executor.ready)
+                elif runs_while_arriving(function, executor):
+                    function.waits_in.append(executor.arriving)
+        elif stands is Standing.LOAD:
+            function.waits_in.append(self.state.homeless)
+        elif stands is Standing.READ:
+            function.waits_in.append(self.state.cold)
         for queue in function.waits_in:
             queue.put(function.id, key)
 

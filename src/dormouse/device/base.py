@@ -32,7 +32,8 @@ class Fence(Protocol):
         """Make later work of ``stream`` wait for the point; on a device without streams, block until it is reached."""
 
     def synchronize(self) -> None:
-        """Block the calling thread until the point is reached. Raises DeviceError if a copy before it failed."""
+        """Block the calling thread until the point is reached. Raises DeviceError if a copy before it failed,
+        unless that had been reported when the fence was made; so the load after a broken one starts clean."""
 
 
 class Device(Protocol):

@@ -8,9 +8,9 @@ keeps its addresses while its memory comes and goes:
     region A  | 0 | 1 | 4 |  untouchable |         two calls: chunks 0-1 are neighbours, 4 stands alone
     region B  | 2 | 3 | untouchable |
 
-Copies are made by one lane thread. Page table entries are made at ``map``: measured, that costs as much as taking
-the faults later (about 60 us a MiB), but it is paid beside the copies of the first groups, not inside a forward
-pass; copying into pages without entries is 3.5 times slower than either.
+Copies are made by one lane thread. Page table entries are made at ``map``: that costs as much as taking the faults
+later would, but it is paid beside the copies of the first groups, not inside a forward pass, and a copy into pages
+without entries would be several times slower.
 """
 
 import ctypes

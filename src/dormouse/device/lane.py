@@ -57,7 +57,7 @@ class CopyLane:
         self._thread.start()
 
     def copy(self, work: Callable[[], object], size_bytes: Bytes) -> None:
-        """Queue work that moves ``size_bytes``. A DeviceError it raises surfaces at the fences after it."""
+        """Queue work that moves ``size_bytes``. What it raises surfaces, as a DeviceError, at the fences after it."""
         self._queue.put(_Copy(self._failed.number(), work, size_bytes, time.monotonic_ns()))
 
     def fence(self) -> LaneFence:
@@ -81,6 +81,8 @@ class CopyLane:
             copy.work()
         except DeviceError as failure:
             self._failed.record(copy.number, failure)
+        except Exception as fault:  # a bug, but one that must not leave everybody waiting for a dead thread
+            self._failed.record(copy.number, DeviceError("copy", type(fault).__name__, str(fault)))
         if self._bytes_per_s is not None:
             self._pace(copy, self._bytes_per_s)
 

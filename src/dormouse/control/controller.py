@@ -1,0 +1,219 @@
+"""The shell around the core: gives it the time, takes events in, performs the commands that come out.
+
+One event at a time, in the event loop's thread; an event that a command brings forth waits for its turn. No
+decision is taken here.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol, assert_never
+
+from dormouse.control.journal import JournalWriter
+from dormouse.control.payloads import Answer, Payloads
+from dormouse.core.messages import (
+    Acknowledge,
+    Cancel,
+    ChunkProduced,
+    Command,
+    DeleteImage,
+    DropImage,
+    Event,
+    Evict,
+    Execute,
+    ExecutionFailed,
+    ExecutionFinished,
+    ExecutorLost,
+    Forget,
+    ImageRead,
+    ImageReadFailed,
+    Load,
+    ReadImage,
+    Refuse,
+    Reply,
+    SetTimer,
+    TimerFired,
+)
+from dormouse.core.scheduler import Scheduler
+from dormouse.core.types import ExecutorId, FunctionId, Ns, OperationId, RequestId, Settings
+from dormouse.errors import DormouseError, Unavailable, error_for
+from dormouse.store.host import HostStore
+from dormouse.tensors import Tensor
+from dormouse.wire import ExecuteRequest, LoadImage, ToExecutor
+
+_LOG = logging.getLogger("dormouse.control")
+_SECOND_NS = 1_000_000_000
+
+
+class Executors(Protocol):
+    """The seam to whatever runs models: live processes here, a cluster later."""
+
+    def send(self, executor: ExecutorId, message: ToExecutor) -> None: ...
+
+
+class Controller:
+    """Drives one core."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        executors: Executors,
+        store: HostStore,
+        payloads: Payloads,
+        directory_of: Callable[[FunctionId], Path],
+        journal: JournalWriter | None = None,
+        clock: Callable[[], Ns] = time.monotonic_ns,
+    ) -> None:
+        self.core = Scheduler(settings)
+        self._executors = executors
+        self._store = store
+        self._payloads = payloads
+        self._directory_of = directory_of
+        self._journal = journal
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[tuple[Event, tuple[Tensor, ...]]] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._operations: dict[OperationId, asyncio.Future[None]] = {}
+        self._next_operation = 1
+        self._work: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------ events in
+
+    def post(self, event: Event, outputs: tuple[Tensor, ...] = ()) -> None:
+        """Give the core an event; ``outputs`` are the tensors of the chunk it tells of."""
+        self._inbox.append((event, outputs))
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._inbox:
+                self._handle(*self._inbox.popleft())
+        finally:
+            self._handling = False
+
+    def _handle(self, event: Event, outputs: tuple[Tensor, ...]) -> None:
+        now = self._clock()
+        commands = self.core.handle(now, event)
+        if self._journal is not None:
+            self._journal.append(now, event, commands)
+        for command in commands:
+            self._perform(command, outputs)
+        self._release_ended(event, commands)
+
+    def _release_ended(self, event: Event, commands: list[Command]) -> None:
+        """Free the tensors of requests that the core has forgotten: no executor will read them."""
+        ended: set[RequestId] = {c.request for c in commands if isinstance(c, Reply | Refuse)}
+        match event:
+            case ExecutorLost():
+                ended.update(self._payloads.open_requests())
+            case ChunkProduced() | ExecutionFinished() | ExecutionFailed():
+                ended.add(event.request)
+            case _:
+                ended |= {event.request} if hasattr(event, "request") else set()
+        for request in ended:
+            if request not in self.core.state.requests:
+                self._payloads.release(request)
+
+    def now(self) -> Ns:
+        """The time as the core will see it."""
+        return self._clock()
+
+    # ------------------------------------------------------------------ operations
+
+    async def operate(self, make: Callable[[OperationId], Event]) -> None:
+        """Ask for an operation and wait until it has happened. Raises what the core's refusal means."""
+        operation = OperationId(self._next_operation)
+        self._next_operation += 1
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._operations[operation] = done
+        self.post(make(operation))
+        await asyncio.shield(done)
+
+    # ------------------------------------------------------------------ commands out
+
+    def _perform(self, command: Command, outputs: tuple[Tensor, ...]) -> None:
+        match command:
+            case Load():
+                directory = str(self._directory_of(command.function))
+                extents = self._store.extents(command.function)
+                self._executors.send(command.executor, LoadImage(command, directory, extents))
+            case Execute():
+                payload = self._payloads[command.request]
+                self._executors.send(command.executor, ExecuteRequest(command, payload.inputs, payload.outputs))
+            case Evict() | Cancel() | Forget():
+                self._executors.send(command.executor, command)
+            case ReadImage():
+                self._spawn(self._read(command.function))
+            case DropImage():
+                self._spawn(self._store.drop(command.function))
+            case DeleteImage():
+                self._spawn(self._store.delete(command.function, self._directory_of(command.function)))
+            case Reply():
+                self._payloads[command.request].answers.put_nowait(Answer(command, outputs))
+            case Refuse():
+                self._refuse(command)
+            case Acknowledge():
+                self._acknowledge(command)
+            case SetTimer():
+                self._set_timer(command.at_ns)
+            case _ as never:
+                assert_never(never)
+
+    def _refuse(self, command: Refuse) -> None:
+        retry_after_s = command.retry_after_ns / _SECOND_NS if command.retry_after_ns else None
+        error = error_for(command.reason, command.message, retry_after_s)
+        self._payloads[command.request].answers.put_nowait(error)
+
+    def _acknowledge(self, command: Acknowledge) -> None:
+        done = self._operations.pop(command.operation)
+        if command.reason is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error_for(command.reason, command.message))
+            done.exception()  # marks it as seen: whoever waited may have gone away
+
+    def _set_timer(self, at_ns: Ns) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(at_ns - self._clock(), 0) / _SECOND_NS
+        self._timer = self._loop.call_later(delay_s, self.post, TimerFired())
+
+    async def _read(self, function: FunctionId) -> None:
+        try:
+            await self._store.read(function, self._directory_of(function))
+        except DormouseError as fault:
+            self.post(ImageReadFailed(function, fault.message))
+        else:
+            self.post(ImageRead(function))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._work.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _LOG.error("%s", fault)
+
+    # ------------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        """Answer everybody who still waits, and let what was begun in the host store end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for request in self._payloads.open_requests():
+            self._payloads[request].answers.put_nowait(Unavailable("the server is shutting down"))
+        for done in self._operations.values():
+            done.set_exception(Unavailable("the server is shutting down"))
+            done.exception()
+        if self._work:
+            await asyncio.wait(self._work)
+        if self._journal is not None:
+            self._journal.close()

@@ -1,0 +1,111 @@
+"""Where everything is and how it has been served, read from the core's records, for people and their tools."""
+
+from typing import Any
+
+from dormouse.control.catalog import Deployed
+from dormouse.core.ledger import Histogram
+from dormouse.core.state import Function, ImageState, ResidencyState, Service, State
+from dormouse.core.types import Path
+from dormouse.store.host import HostStore
+from dormouse.submit import IndexEntry
+
+MEDIAN_PPM = 500_000
+_STATES = {
+    Service.ADMITTING: "LOADING",
+    Service.LOADING: "LOADING",
+    Service.READY: "READY",
+    Service.UNLOADING: "UNLOADING",
+    Service.UNAVAILABLE: "UNAVAILABLE",
+    Service.REMOVING: "UNLOADING",
+}
+_ON_DEVICE = (ResidencyState.RESIDENT, ResidencyState.RUNNING)
+
+
+def tier_of(function: Function | None) -> str:
+    """The fastest tier that holds the image: device names, ``loading``, ``host``, ``reading`` or ``disk``."""
+    if function is None:
+        return "disk"
+    devices = [str(name) for name, residency in function.residencies.items() if residency.state in _ON_DEVICE]
+    if devices:
+        return "+".join(devices)
+    return "loading" if function.is_source_of_a_copy else str(function.image)
+
+
+def index_entry(deployed: Deployed, function: Function | None) -> IndexEntry:
+    state = "UNAVAILABLE" if function is None else _STATES[function.service]
+    reason = tier_of(function) if state == "READY" else ("unloaded" if state == "UNAVAILABLE" else "")
+    return IndexEntry(deployed.name, str(deployed.revision), state, reason)
+
+
+def function_row(deployed: Deployed, function: Function | None) -> dict[str, Any]:
+    """One function for ``ps``; durations in milliseconds."""
+    row: dict[str, Any] = {
+        "name": deployed.name,
+        "version": str(deployed.revision),
+        "state": index_entry(deployed, function).state,
+        "tier": tier_of(function),
+        "image_bytes": deployed.image_bytes,
+        "state_bytes": deployed.state_bytes,
+        "pin": str(deployed.manifest.pin),
+        "source": deployed.manifest.source,
+        "slo": {
+            "deadline_ms": deployed.manifest.slo.deadline_ms,
+            "percentile": deployed.manifest.slo.percentile,
+        },
+    }
+    return row if function is None else row | _served(function)
+
+
+def _served(function: Function) -> dict[str, Any]:
+    ledger = function.ledger
+    return {
+        "queued": len(function.queue),
+        "requests": ledger.requests,
+        "in_time": ledger.in_time,
+        "missed": ledger.missed,
+        "cancelled": ledger.cancelled,
+        "compliant": ledger.compliant(function.spec.slo),
+        "refusals": {str(reason): count for reason, count in ledger.refusals.items()},
+        "paths": {str(path): _percentiles(ledger.latency[path]) for path in Path if path in ledger.latency},
+        "loads": {str(path): count for path, count in ledger.loads.items()},
+        "evictions": ledger.evictions,
+        "loaded_bytes": ledger.loaded_bytes,
+        "unaccounted_bytes": ledger.unaccounted_bytes,
+        "device_ms": ledger.device_ns / 1e6,
+        "resident_ms": ledger.resident_ns / 1e6,
+    }
+
+
+def _percentiles(histogram: Histogram) -> dict[str, float]:
+    return {
+        "requests": histogram.count,
+        "p50_ms": histogram.percentile(MEDIAN_PPM) / 1e6,
+        "p95_ms": histogram.percentile(950_000) / 1e6,
+        "p98_ms": histogram.percentile(980_000) / 1e6,
+    }
+
+
+def host_row(state: State, store: HostStore) -> dict[str, Any]:
+    """Memory and totals of the node."""
+    functions = state.functions.values()
+    return {
+        "host": {
+            "capacity_bytes": state.settings.host_capacity_bytes,
+            "used_bytes": state.host_used_bytes,
+            "peak_bytes": store.arena.peak_bytes,
+            "images": sum(function.image is ImageState.HOST for function in functions),
+        },
+        "devices": [
+            {
+                "executor": executor.id,
+                "device": executor.device,
+                "capacity_bytes": executor.capacity_bytes,
+                "free_bytes": executor.free_bytes,
+                "resident": sum(r.state in _ON_DEVICE for r in executor.recency.values()),
+            }
+            for executor in state.executors.values()
+        ],
+        "functions": len(state.functions),
+        "functions_compliant": sum(function.ledger.compliant(function.spec.slo) for function in functions),
+        "queued": state.queued,
+    }

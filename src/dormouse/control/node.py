@@ -1,0 +1,296 @@
+"""One node: catalog, host store, executors and core behind the Submit seam.
+
+Turns names into revisions, sources into images, requests into events, and back. Decides nothing about order, place
+or memory.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from dormouse.config import Config
+from dormouse.control.catalog import Catalog, Deployed
+from dormouse.control.controller import Controller
+from dormouse.control.devices import devices_of
+from dormouse.control.importer import Imported, import_source
+from dormouse.control.inventory import function_row, host_row, index_entry
+from dormouse.control.journal import JournalWriter
+from dormouse.control.payloads import Payloads
+from dormouse.control.processes import ExecutorProcesses
+from dormouse.core.messages import (
+    FunctionDeployed,
+    LoadRequested,
+    RemovalRequested,
+    RequestArrived,
+    RequestCancelled,
+    UnloadRequested,
+)
+from dormouse.core.state import Service
+from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
+from dormouse.errors import ConfigurationFault, DormouseError, UnknownFunction, error_for
+from dormouse.functions import Manifest, checked, function_id, limits_of, name_of, revision_of, slo_of
+from dormouse.store.host import HostStore
+from dormouse.submit import Chunk, Description, IndexEntry, Inference
+
+_LOG = logging.getLogger("dormouse.control")
+STATE_LIMIT_S = 30.0
+"""How long a shutdown waits for runtime state to be written home."""
+
+
+class Node:
+    """Implements ``submit.Submit``. Made by ``open``."""
+
+    def __init__(self, config: Config, catalog: Catalog) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._images = config.state_dir / "images"
+        self._payloads = Payloads(config.request_slab_bytes)
+        self._executors = ExecutorProcesses(config, self._payloads.slab)
+        self._store = HostStore(config.host_bytes, self._executors.arena_grown)
+        settings = Settings(host_capacity_bytes=config.host_bytes, queue_length=config.queue_length)
+        self._controller = Controller(
+            settings,
+            executors=self._executors,
+            store=self._store,
+            payloads=self._payloads,
+            directory_of=self._directory_of,
+            journal=None if config.journal is None else JournalWriter(config.journal, settings),
+        )
+        self._state = self._controller.core.state
+        self._functions: dict[str, Deployed] = {}
+        """The revision that each name stands for."""
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._restoring: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------ from start to end
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: Config) -> AsyncIterator["Node"]:
+        """A node with its executors started and what it knew before a restart. Raises ConfigurationFault."""
+        try:
+            (config.state_dir / "images").mkdir(parents=True, exist_ok=True)
+        except OSError as fault:
+            raise ConfigurationFault(f"state_dir = {config.state_dir}: {fault.strerror}") from None
+        catalog = Catalog(config.state_dir / "catalog.sqlite")
+        try:
+            node = cls(config, catalog)
+            try:
+                await node._start()
+                yield node
+            finally:
+                await node._close()
+        finally:
+            catalog.close()
+
+    async def _start(self) -> None:
+        faults = await self._executors.start(devices_of(self._config.device), self._store.arena, self._controller.post)
+        if not self._state.executors:
+            raise ConfigurationFault("; ".join(faults) or f"device = {self._config.device!r}: no executor started")
+        self._forget_leftovers()
+        for deployed in self._functions.values():
+            task = asyncio.get_running_loop().create_task(self._restore(deployed))
+            self._restoring.add(task)
+            task.add_done_callback(self._restoring.discard)
+
+    def _forget_leftovers(self) -> None:
+        """Keep of each name the newest revision that was acknowledged; remove what a crash left of any other."""
+        for deployed in self._catalog.functions():
+            older = self._functions.get(deployed.name)
+            if older is not None:
+                self._catalog.remove(older.name, older.revision)
+            self._functions[deployed.name] = deployed
+        kept = {self._directory_of(_id(deployed)) for deployed in self._functions.values()}
+        for directory in self._images.glob("*/*"):
+            if directory not in kept:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    async def _restore(self, deployed: Deployed) -> None:
+        spec, available = _spec(deployed), deployed.available
+        await self._controller.operate(lambda op: FunctionDeployed(op, spec, restored=True, available=available))
+
+    async def _close(self) -> None:
+        await self._bring_state_home()
+        await self._executors.stop()
+        await self._controller.close()
+        await asyncio.gather(*self._restoring, return_exceptions=True)
+        await self._store.close()
+        self._payloads.close()
+
+    async def _bring_state_home(self) -> None:
+        """Unload what keeps runtime state on a device, so that it reaches the disk; it is loaded again at the start."""
+        stateful = [f.id for f in self._state.functions.values() if f.spec.state_bytes and f.residencies]
+        try:
+            async with asyncio.timeout(STATE_LIMIT_S):
+                await asyncio.gather(*map(self._unload, stateful))
+        except (TimeoutError, DormouseError) as fault:
+            _LOG.error("runtime state of %s was not brought home: %s", ", ".join(stateful), fault or "it took too long")
+
+    async def _unload(self, function: FunctionId) -> None:
+        await self._controller.operate(lambda op: UnloadRequested(op, function))
+
+    # ------------------------------------------------------------------ names
+
+    def _directory_of(self, function: FunctionId) -> Path:
+        return self._images / name_of(function) / str(revision_of(function))
+
+    def _find(self, name: str, version: str | None = None) -> Deployed:
+        deployed = self._functions.get(name)
+        if deployed is None:
+            raise UnknownFunction(f"unknown model '{name}'")
+        if version not in (None, "", str(deployed.revision)):
+            raise UnknownFunction(f"model '{name}' has version {deployed.revision}, not '{version}'")
+        return deployed
+
+    # ------------------------------------------------------------------ questions
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return bool(self._state.executors)
+
+    def describe(self, name: str, version: str | None = None) -> Description:
+        deployed = self._find(name, version)
+        return Description(name, (str(deployed.revision),), deployed.platform, deployed.signature)
+
+    def function_ready(self, name: str, version: str | None = None) -> bool:
+        function = self._state.functions.get(_id(self._find(name, version)))
+        return function is not None and function.service is Service.READY and self.ready()
+
+    def index(self) -> Sequence[IndexEntry]:
+        return [index_entry(d, self._state.functions.get(_id(d))) for d in self._functions.values()]
+
+    def functions(self) -> list[dict[str, Any]]:
+        return [function_row(d, self._state.functions.get(_id(d))) for d in self._functions.values()]
+
+    def node(self) -> dict[str, Any]:
+        return {**host_row(self._state, self._store), "executors": self._executors.describe()}
+
+    # ------------------------------------------------------------------ requests
+
+    async def infer(self, inference: Inference) -> AsyncGenerator[Chunk, None]:
+        deployed = self._find(inference.name, inference.version)
+        function = _id(deployed)
+        request = self._payloads.accept(function, inference)
+        answers = self._payloads[request].answers
+        now = self._controller.now()
+        self._controller.post(
+            RequestArrived(
+                request,
+                function,
+                None if inference.slo_ns is None else now + inference.slo_ns,
+                None if inference.timeout_ns is None else now + inference.timeout_ns,
+                inference.priority,
+            )
+        )
+        final = False
+        try:
+            while not final:
+                answer = await answers.get()
+                final = isinstance(answer, DormouseError) or answer.reply.final
+                if isinstance(answer, DormouseError):
+                    raise answer
+                reply = answer.reply
+                version = str(deployed.revision)
+                yield Chunk(answer.outputs, final, version, reply.path, reply.queued_ns, reply.device_ns)
+        finally:
+            if not final:
+                self._cancel(request)
+
+    def _cancel(self, request: RequestId) -> None:
+        self._controller.post(RequestCancelled(request))
+
+    # ------------------------------------------------------------------ operations
+
+    async def load(self, name: str) -> None:
+        async with self._locks[name]:
+            deployed = self._find(name)
+            await self._controller.operate(lambda op: LoadRequested(op, _id(deployed)))
+            self._catalog.set_available(name, deployed.revision, True)
+
+    async def unload(self, name: str) -> None:
+        async with self._locks[name]:
+            deployed = self._find(name)
+            await self._unload(_id(deployed))
+            self._catalog.set_available(name, deployed.revision, False)
+
+    async def deploy(self, manifest: Manifest) -> str:
+        checked(manifest, f"'{manifest.name}'")
+        async with self._locks[manifest.name]:
+            revision = self._catalog.next_revision(manifest.name)
+            directory = self._directory_of(function_id(manifest.name, revision))
+            imported = await import_source(manifest, directory, self._config.allow_code)
+            deployed = _deployed(manifest, revision, imported)
+            try:
+                await self._controller.operate(lambda op: FunctionDeployed(op, _spec(deployed)))
+            except BaseException:
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
+            self._catalog.add(deployed)
+            replaced = self._functions.get(manifest.name)
+            self._functions[manifest.name] = deployed
+            if replaced is not None:
+                await self._retire(replaced)
+        return str(revision)
+
+    async def remove(self, name: str) -> None:
+        async with self._locks[name]:
+            deployed = self._find(name)
+            await self._retire(deployed)
+            del self._functions[name]
+
+    async def _retire(self, deployed: Deployed) -> None:
+        """Take a revision out of service; what it has queued is served first."""
+        await self._controller.operate(lambda op: RemovalRequested(op, _id(deployed)))
+        self._catalog.remove(deployed.name, deployed.revision)
+
+    async def check(self, manifest: Manifest) -> dict[str, Any]:
+        checked(manifest, f"'{manifest.name}'")
+        imported = await import_source(manifest, None, self._config.allow_code, inspect=True)
+        latest = self._functions.get(manifest.name)
+        deployed = _deployed(manifest, 0, imported)
+        refusal = self._controller.core.preview(_spec(deployed))
+        return {
+            "name": manifest.name,
+            "replaces_version": None if latest is None else str(latest.revision),
+            "image_bytes": imported.image_bytes,
+            "state_bytes": imported.state_bytes,
+            "platform": imported.platform,
+            "inputs": [{"name": t.name, "datatype": t.datatype, "shape": t.shape} for t in imported.signature.inputs],
+            "outputs": [{"name": t.name, "datatype": t.datatype, "shape": t.shape} for t in imported.signature.outputs],
+            "admitted": refusal is None,
+            "refusal": None if refusal is None else error_for(refusal.reason, refusal.message).message,
+        }
+
+
+def _id(deployed: Deployed) -> FunctionId:
+    return function_id(deployed.name, deployed.revision)
+
+
+def _spec(deployed: Deployed) -> FunctionSpec:
+    manifest = deployed.manifest
+    return FunctionSpec(
+        id=_id(deployed),
+        image_bytes=deployed.image_bytes,
+        state_bytes=deployed.state_bytes,
+        slo=slo_of(manifest),
+        pin=manifest.pin,
+        limits=limits_of(manifest),
+    )
+
+
+def _deployed(manifest: Manifest, revision: int, imported: Imported) -> Deployed:
+    return Deployed(
+        manifest=manifest,
+        revision=revision,
+        image_bytes=imported.image_bytes,
+        state_bytes=imported.state_bytes,
+        signature=imported.signature,
+        platform=imported.platform,
+    )

@@ -1,0 +1,147 @@
+"""The live executors: one supervised process a device. Turns wire messages into core events, tensors copied out."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dormouse import wire
+from dormouse.config import Config
+from dormouse.core.messages import Event, ExecutorJoined, ExecutorLost
+from dormouse.core.types import DeviceId, ExecutorId
+from dormouse.executor.supervisor import Supervisor
+from dormouse.slab import Slab
+from dormouse.store.arena import Arena
+from dormouse.tensors import Tensor
+
+_LOG = logging.getLogger("dormouse.control")
+
+Post = Callable[[Event, tuple[Tensor, ...]], None]
+
+
+@dataclass
+class _Process:
+    """One executor's process and its reply slab; the listener of its supervisor."""
+
+    id: ExecutorId
+    replies: Slab
+    post: Post
+    settled: "asyncio.Future[str]"
+    """Resolves to "" when it has joined, or to why it cannot be had."""
+    supervisor: Supervisor = field(init=False)
+    segments: list[wire.ArenaGrown] = field(default_factory=list)
+    ready: wire.ExecutorReady | None = None
+
+    def joined(self, ready: wire.ExecutorReady) -> None:
+        self.ready = ready
+        for segment in self.segments:
+            self.supervisor.send(segment)
+        joined = ExecutorJoined(self.id, DeviceId(ready.device), ready.capacity_bytes, ready.chunk_bytes)
+        self.post(joined, ())
+        self._settle("")
+
+    def received(self, message: wire.FromExecutor) -> None:
+        if isinstance(message, wire.ChunkReady):
+            outputs = tuple(self._copied_out(ref) for ref in message.outputs)
+            self.supervisor.send(wire.ReplyRead(tuple(ref.offset for ref in message.outputs)))
+            self.post(message.event, outputs)
+        else:
+            assert not isinstance(message, wire.ExecutorReady | wire.ExecutorUnusable), message
+            self.post(message, ())
+
+    def _copied_out(self, ref: wire.TensorRef) -> Tensor:
+        with self.replies.view(ref.offset, ref.size_bytes) as memory:
+            return Tensor(ref.name, ref.datatype, ref.shape, bytes(memory))
+
+    def lost(self, message: str) -> None:
+        _LOG.warning("%s", message)
+        self.ready = None
+        self.post(ExecutorLost(self.id, message), ())
+
+    def unusable(self, message: str) -> None:
+        _LOG.error("%s", message)
+        self._settle(message)
+
+    def _settle(self, message: str) -> None:
+        if not self.settled.done():
+            self.settled.set_result(message)
+
+
+class ExecutorProcesses:
+    """Every executor of this node."""
+
+    def __init__(self, config: Config, request_slab: Slab) -> None:
+        self._config = config
+        self._request_slab = request_slab
+        self._processes: dict[ExecutorId, _Process] = {}
+
+    async def start(self, devices: list[str], arena: Arena, post: Post) -> list[str]:
+        """Start one process a device and wait until each has joined or cannot be had; answers why not, a line each."""
+        for device in devices:
+            self._add(device, arena, post)
+        for process in self._processes.values():
+            process.supervisor.start()
+        return [why for process in self._processes.values() if (why := await process.settled)]
+
+    def _add(self, device: str, arena: Arena, post: Post) -> None:
+        config = self._config
+        name = ExecutorId(device if ":" in device else f"{device}:0")
+        process = _Process(
+            id=name,
+            replies=Slab.create(config.reply_slab_bytes, owner=False),
+            post=post,
+            settled=asyncio.get_running_loop().create_future(),
+        )
+        start = wire.StartExecutor(
+            executor=name,
+            device=device,
+            device_bytes=config.device_bytes,
+            chunk_bytes=config.chunk_bytes,
+            group_bytes=config.group_bytes,
+            link_bytes_per_s=config.link_bytes_per_s,
+            arena_fd=arena.fd,
+            arena_bytes=arena.size_bytes,
+            request_slab_fd=self._request_slab.fd,
+            request_slab_bytes=self._request_slab.size_bytes,
+            reply_slab_fd=process.replies.fd,
+            reply_slab_bytes=process.replies.size_bytes,
+            threads=config.threads,
+            allow_code=tuple(str(directory) for directory in config.allow_code),
+            poison=config.poison,
+            faults=config.faults,
+        )
+        process.supervisor = Supervisor(start, process, self._log_file(name))
+        self._processes[name] = process
+
+    def _log_file(self, name: ExecutorId) -> Path:
+        return self._config.state_dir / "logs" / f"{name.replace(':', '-')}.log"
+
+    def send(self, executor: ExecutorId, message: wire.ToExecutor) -> None:
+        self._processes[executor].supervisor.send(message)
+
+    def arena_grown(self, offset: int, size_bytes: int) -> None:
+        """Tell every executor, and those that start later, to register a new segment of host memory."""
+        segment = wire.ArenaGrown(offset, size_bytes)
+        for process in self._processes.values():
+            process.segments.append(segment)
+            process.supervisor.send(segment)
+
+    def describe(self) -> list[dict[str, object]]:
+        """One row an executor, for people."""
+        return [
+            {
+                "executor": process.id,
+                "device": process.ready.description,
+                "pid": process.ready.pid,
+                "capacity_bytes": process.ready.capacity_bytes,
+                "chunk_bytes": process.ready.chunk_bytes,
+            }
+            for process in self._processes.values()
+            if process.ready is not None
+        ]
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(process.supervisor.stop() for process in self._processes.values()))
+        for process in self._processes.values():
+            process.replies.close()

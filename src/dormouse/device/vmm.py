@@ -1,0 +1,325 @@
+"""The device contract on an NVIDIA GPU, through the driver's virtual memory management.
+
+Theory of operation. Physical chunks are created once, at start, and released at the end; nothing on the swap path
+allocates. A region is a reserved address range. ``map`` puts free chunks there and opens the new range with one
+access call; ``unmap`` takes the range away with one call. Neither is ordered with streams: the driver changes the
+page tables at once, so whoever unmaps has drained the streams that used the region.
+
+    handles   | 0 | 1 | 2 | 3 | 4 | 5 |           cuMemCreate, once
+    region A  | 3 | 0 | reserved only |           cuMemMap each, cuMemSetAccess once for what is new
+    region B  | 1 | reserved only |
+
+Copies go to one stream of our own that does not wait for the default stream. A fence is an event recorded there;
+events are reused when the last reference to their fence is gone.
+
+What is measured. Because chunks outlive every mapping, the driver's free memory does not move when a function is
+evicted, and "really free" means two things, asked of the driver separately:
+
+- ``unaccounted_bytes``: for every slot of a region that was mapped or unmapped since the last call, the driver is
+  asked which physical memory lies there. Bytes that it still maps, less those that the pool believes to be mapped.
+- ``foreign_bytes``: how much of the driver's free memory has gone since the pool was made, less what the caller's
+  own allocator (torch) reserves. That is contexts, libraries, graphs and other processes; it must not grow with
+  the number of swaps.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+from dormouse.core.types import Bytes, round_up
+from dormouse.device.base import Region
+from dormouse.device.driver import Driver
+from dormouse.device.faults import FailedCopies, Faults
+from dormouse.device.pool import ChunkPool
+from dormouse.errors import DeviceError
+
+CHUNK_BYTES: Bytes = 32 * 1024 * 1024
+SHARE_OF_FREE_PERCENT = 80
+"""How much of the free memory becomes the pool if nobody says; the rest is for activations and contexts."""
+
+
+class _Events:
+    """Events that no fence uses now. Any thread may give one back, also the garbage collector's."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._spare: deque[int] = deque()
+        self._all: list[int] = []
+
+    def take(self) -> int:
+        if self._spare:
+            return self._spare.pop()
+        self._all.append(self._driver.create_event())
+        return self._all[-1]
+
+    def give_back(self, event: int) -> None:
+        self._spare.append(event)
+
+    def destroy(self) -> None:
+        for event in self._all:
+            self._driver.destroy_event(event)
+
+
+class StreamFence:
+    """An event recorded on the copy stream."""
+
+    def __init__(self, device: "VmmDevice", event: int, covered: range) -> None:
+        self._device = device
+        self._event = event
+        self._covered = covered
+
+    def wait(self, stream: int) -> None:
+        self._device.hold_back(stream, self._event, self._covered)
+
+    def synchronize(self) -> None:
+        self._device.block_until(self._event, self._covered)
+
+    def __del__(self) -> None:
+        # A stream that was told to wait keeps what the event marked then, so it may be recorded anew.
+        self._device.reuse(self._event)
+
+
+class VmmDevice:
+    """One GPU. ``capacity_bytes`` is rounded down to chunks; None: 80 % of what is free now."""
+
+    def __init__(
+        self,
+        index: int = 0,
+        capacity_bytes: Bytes | None = None,
+        chunk_bytes: Bytes = CHUNK_BYTES,
+        *,
+        faults: Iterable[str] = (),
+        driver: Driver | None = None,
+    ) -> None:
+        self._driver = driver or Driver()
+        self._index = index
+        self._faults = Faults(faults)
+        self._failed = FailedCopies()
+        self._regions: set[Region] = set()
+        self._changed: set[Region] = set()
+        self._mapped_bytes: dict[Region, Bytes] = {}
+        self._registered: dict[int, Bytes] = {}
+        self._handles: list[int] = []
+        self._open = True
+        with ExitStack() as undo:
+            self._context = self._driver.retain_primary_context(index)
+            undo.callback(self._driver.release_primary_context, index)
+            self._driver.set_context(self._context)
+            undo.callback(self._release_handles)
+            self._pool = self._create_pool(capacity_bytes, chunk_bytes)
+            self._stream = self._driver.create_stream()
+            undo.pop_all()
+        self._events = _Events(self._driver)
+        self._baseline_bytes = self._driver.free_memory()
+
+    @property
+    def id(self) -> str:
+        return f"cuda:{self._index}"
+
+    @property
+    def description(self) -> str:
+        """Card and driver, for people."""
+        return self._driver.description(self._index)
+
+    @property
+    def chunk_bytes(self) -> Bytes:
+        return self._pool.chunk_bytes
+
+    @property
+    def capacity_bytes(self) -> Bytes:
+        return self._pool.capacity_bytes
+
+    @property
+    def free_bytes(self) -> Bytes:
+        return self._pool.free_bytes
+
+    def unaccounted_bytes(self) -> Bytes:
+        """What the driver maps in our regions, less what the pool gave out; see the top of this file."""
+        self._enter()
+        for region in self._changed:
+            self._mapped_bytes[region] = self._measure(region)
+        self._changed.clear()
+        return sum(self._mapped_bytes.values()) - self._pool.used_bytes
+
+    def foreign_bytes(self, allocator_bytes: Bytes) -> Bytes:
+        """Device memory gone since the start that is neither the pool's nor ``allocator_bytes``."""
+        self._enter()
+        return self._baseline_bytes - self._driver.free_memory() - allocator_bytes
+
+    # -------------------------------------------------------------- regions
+
+    def reserve(self, size_bytes: Bytes) -> Region:
+        self._enter()
+        self._faults.strike("reserve")
+        rounded = round_up(max(size_bytes, 1), self.chunk_bytes)
+        region = Region(self._driver.reserve_addresses(rounded), rounded)
+        self._regions.add(region)
+        return region
+
+    def release(self, region: Region) -> None:
+        assert not region.chunks, "release of a region that is still mapped"
+        self._enter()
+        self._driver.free_addresses(region.address, region.reserved_bytes)
+        self._regions.remove(region)
+        self._changed.discard(region)
+        self._mapped_bytes.pop(region, None)
+
+    def map(self, region: Region, up_to_bytes: Bytes) -> None:
+        assert up_to_bytes <= region.reserved_bytes, (up_to_bytes, region.reserved_bytes)
+        missing = self._pool.chunks_for(up_to_bytes) - len(region.chunks)
+        if missing <= 0:
+            return
+        self._enter()
+        chunks = self._pool.take(missing)
+        self._changed.add(region)
+        try:
+            self._faults.strike("map")
+            self._place(region.address + len(region.chunks) * self.chunk_bytes, chunks)
+        except DeviceError:
+            self._pool.give_back(chunks)
+            raise
+        region.chunks.extend(chunks)
+
+    def unmap(self, region: Region) -> None:
+        if not region.chunks:
+            return
+        self._enter()
+        self._faults.strike("unmap")
+        self._changed.add(region)
+        self._withdraw(region)
+
+    # -------------------------------------------------------------- copies
+
+    def register_host(self, address: int, size_bytes: Bytes) -> None:
+        if self._registered.get(address, 0) >= size_bytes:
+            return
+        self._enter()
+        self._faults.strike("register")
+        self._driver.register_host(address, size_bytes)
+        self._registered[address] = size_bytes
+
+    def copy_in(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
+        target = self._mapped(region, offset, size_bytes)
+        self._enter()
+        if self._is_sound_copy():
+            self._driver.copy_in(target, host_address, size_bytes, self._stream)
+
+    def copy_out(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
+        source = self._mapped(region, offset, size_bytes)
+        self._enter()
+        if self._is_sound_copy():
+            self._driver.copy_out(host_address, source, size_bytes, self._stream)
+
+    def fill(self, region: Region, value: int) -> None:
+        if not region.chunks:
+            return
+        self._enter()
+        self._driver.fill(region.address, value, len(region.chunks) * self.chunk_bytes, self._stream)
+        self._driver.synchronize_stream(self._stream)
+
+    def fence(self) -> StreamFence:
+        self._enter()
+        event = self._events.take()
+        self._driver.record_event(event, self._stream)
+        return StreamFence(self, event, self._failed.covered())
+
+    def hold_back(self, stream: int, event: int, covered: range) -> None:
+        """What ``StreamFence.wait`` does."""
+        self._failed.report(covered)
+        self._enter()
+        self._driver.wait_event(stream, event)
+
+    def block_until(self, event: int, covered: range) -> None:
+        """What ``StreamFence.synchronize`` does."""
+        self._enter()
+        self._driver.synchronize_event(event)
+        self._failed.report(covered)
+
+    def reuse(self, event: int) -> None:
+        """What happens when a ``StreamFence`` is forgotten."""
+        self._events.give_back(event)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._enter()
+        # In reverse: every step is tried, whatever became of the one before.
+        with ExitStack() as steps:
+            steps.callback(self._driver.release_primary_context, self._index)
+            steps.callback(self._release_handles)
+            for address in self._registered:
+                steps.callback(self._driver.unregister_host, address)
+            for region in self._regions:
+                steps.callback(self._driver.free_addresses, region.address, region.reserved_bytes)
+                steps.callback(self._withdraw, region)
+            steps.callback(self._driver.destroy_stream, self._stream)
+            steps.callback(self._events.destroy)
+            steps.callback(self._driver.synchronize_stream, self._stream)
+
+    # -------------------------------------------------------------- inside
+
+    def _enter(self) -> None:
+        """The context is current by thread, and the caller may be any."""
+        self._driver.set_context(self._context)
+
+    def _create_pool(self, capacity_bytes: Bytes | None, chunk_bytes: Bytes) -> ChunkPool:
+        granularity = self._driver.granularity(self._index)
+        if chunk_bytes % granularity:
+            raise DeviceError("create pool", "BAD_CHUNK", f"{chunk_bytes} bytes are no multiple of {granularity}")
+        if capacity_bytes is None:
+            capacity_bytes = self._driver.free_memory() * SHARE_OF_FREE_PERCENT // 100
+        count = capacity_bytes // chunk_bytes
+        if count == 0:
+            raise DeviceError("create pool", "TOO_SMALL", f"{capacity_bytes} bytes do not hold one chunk")
+        for _ in range(count):
+            self._handles.append(self._driver.create_memory(self._index, chunk_bytes))
+        return ChunkPool(count, chunk_bytes)
+
+    def _release_handles(self) -> None:
+        while self._handles:
+            self._driver.release_memory(self._handles.pop())
+
+    def _place(self, start: int, chunks: list[int]) -> None:
+        """Map the chunks from ``start`` on and open them; nothing stays mapped if a call fails."""
+        placed_bytes = 0
+        try:
+            for chunk in chunks:
+                self._driver.map(start + placed_bytes, self.chunk_bytes, self._handles[chunk])
+                placed_bytes += self.chunk_bytes
+            self._driver.allow_access(self._index, start, placed_bytes)
+        except DeviceError:
+            if placed_bytes:
+                self._driver.unmap(start, placed_bytes)
+            raise
+
+    def _withdraw(self, region: Region) -> None:
+        if region.chunks:
+            self._driver.unmap(region.address, len(region.chunks) * self.chunk_bytes)
+            self._pool.give_back(region.chunks)
+            region.chunks.clear()
+
+    def _measure(self, region: Region) -> Bytes:
+        """Slots of the region where the driver has memory; one with memory other than the pool's book says is none."""
+        believed = [self._handles[chunk] for chunk in region.chunks]
+        total = 0
+        for slot in range(region.reserved_bytes // self.chunk_bytes):
+            found = self._driver.mapped_handle(region.address + slot * self.chunk_bytes)
+            sound = slot >= len(believed) or found == believed[slot]
+            total += self.chunk_bytes if found is not None and sound else 0
+        return total
+
+    def _mapped(self, region: Region, offset: Bytes, size_bytes: Bytes) -> int:
+        mapped_bytes = len(region.chunks) * self.chunk_bytes
+        assert 0 <= offset <= offset + size_bytes <= mapped_bytes, (offset, size_bytes, mapped_bytes)
+        return region.address + offset
+
+    def _is_sound_copy(self) -> bool:
+        """Number a copy; False if it is the one that a test wants to fail."""
+        number = self._failed.number()
+        try:
+            self._faults.strike("copy")
+        except DeviceError as failure:
+            self._failed.record(number, failure)
+            return False
+        return True

@@ -1,0 +1,49 @@
+"""Accounts: histograms within a bucket of the truth, compliance as defined."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dormouse.core.ledger import Histogram, Ledger
+from dormouse.core.types import Path, Reason, Slo
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=1, max_size=50), st.integers(1, 1_000_000))
+def test_a_percentile_is_at_most_a_sixteenth_above_the_exact_one(durations: list[int], share_ppm: int) -> None:
+    histogram = Histogram()
+    for duration in durations:
+        histogram.add(duration)
+    exact = sorted(durations)[-(-len(durations) * share_ppm // 1_000_000) - 1]
+    assert exact <= histogram.percentile(share_ppm) <= exact + exact // 16
+    assert histogram.mean_ns == sum(durations) // len(durations)
+
+
+def test_an_empty_histogram_has_no_percentile() -> None:
+    assert (Histogram().percentile(500_000), Histogram().mean_ns) == (0, 0)
+
+
+def test_a_function_is_compliant_while_the_promised_share_is_in_time() -> None:
+    ledger, slo = Ledger(), Slo(deadline_ns=10, share_ppm=980_000)
+    assert ledger.compliant(slo), "nobody has asked yet"
+    for _ in range(49):
+        ledger.answered(Path.HOST, 5, 1, in_time=True)
+    ledger.answered(Path.HOST, 15, 1, in_time=False)
+    assert ledger.compliant(slo), "49 of 50 are 98 %"
+    ledger.refused(Reason.TIMEOUT)
+    assert not ledger.compliant(slo), "a refusal is a miss"
+    assert (ledger.requests, ledger.refusals[Reason.TIMEOUT]) == (51, 1)
+
+
+def test_the_mean_device_time_counts_answers_only() -> None:
+    ledger = Ledger()
+    assert ledger.mean_device_ns() == 0
+    ledger.answered(Path.HOST, 5, 10, in_time=True)
+    ledger.answered(Path.RESIDENT, 5, 20, in_time=True)
+    ledger.refused(Reason.QUEUE_FULL)
+    assert ledger.mean_device_ns() == 15
+
+
+def test_loads_and_evictions_are_counted_by_bytes_and_time() -> None:
+    ledger = Ledger()
+    ledger.loaded(Path.HOST, 100)
+    ledger.evicted(7)
+    assert (ledger.loads[Path.HOST], ledger.loaded_bytes, ledger.evictions, ledger.resident_ns) == (1, 100, 1, 7)
