@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.shell.tiny_models import configurations, save_factories, save_huggingface
 
 from dormouse.errors import Conflict, RefusedSource
 from dormouse.functions import InputManifest, Manifest
@@ -17,6 +16,7 @@ from dormouse.model import importing, sources
 from dormouse.model.importing import import_model, inspect_model
 from dormouse.model.profiling import content, kept_tensors
 from dormouse.store.index import ALIGNMENT_BYTES, DATA_FILE, PAGE_BYTES, ImageIndex, TensorEntry, read_index
+from tests.shell.tiny_models import configurations, save_factories, save_huggingface
 
 
 def factory(tmp_path: Path, function: str, **more: Any) -> tuple[Manifest, list[Path]]:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.shell.tiny_models import configurations, save_factories, save_huggingface
 
 from dormouse.errors import RefusedSource
 from dormouse.functions import Manifest
 from dormouse.model.places import find_places
 from dormouse.model.sources import load
+from tests.shell.tiny_models import configurations, save_factories, save_huggingface
 
 
 @pytest.fixture
