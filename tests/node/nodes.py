@@ -13,7 +13,7 @@ import torch
 
 from dormouse.config import MIB, Config
 from dormouse.control.node import Node
-from dormouse.functions import LimitsManifest, Manifest, SloManifest
+from dormouse.functions import Manifest, SloManifest
 from dormouse.submit import Chunk, Inference
 from dormouse.tensors import Tensor
 from tests.node.zoo import zoo
@@ -57,16 +57,14 @@ async def opened(config: Config) -> AsyncIterator[Node]:
         yield node
 
 
-def manifest(
-    name: str, callable_name: str, *, timeout_ms: float = 60_000, queue: int = 256, **arguments: Any
-) -> Manifest:
+def manifest(name: str, callable_name: str, **arguments: Any) -> Manifest:
+    """A function of the zoo; ``arguments`` are the callable's."""
     return Manifest(
         name=name,
         source=f"zoo:{callable_name}",
         code=str(ZOO),
         arguments=arguments,
         slo=SloManifest(deadline_ms=5000),
-        limits=LimitsManifest(queue_length=queue, timeout_ms=timeout_ms),
     )
 
 

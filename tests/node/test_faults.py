@@ -23,6 +23,7 @@ from tests.node.nodes import (
     row_of,
     run,
     small,
+    tensor,
 )
 from tests.node.zoo import zoo
 
@@ -42,7 +43,7 @@ def test_an_executor_killed_during_an_execution_is_replaced_and_the_request_answ
             reference = zoo.Gated("", "", 1)
             np.testing.assert_allclose(
                 await request,
-                expected(reference.rest, _times_first(reference)),
+                expected(reference.rest, tensor(reference.first.detach().numpy()[None, :])),
                 rtol=1e-5,
                 atol=1e-6,
             )
@@ -50,12 +51,6 @@ def test_an_executor_killed_during_an_execution_is_replaced_and_the_request_answ
             assert node.node()["devices"][0]["free_bytes"] == 12 * MIB - 3 * MIB
 
     run(work())
-
-
-def _times_first(reference: zoo.Gated) -> object:
-    from tests.node.nodes import tensor
-
-    return tensor(reference.first.detach().numpy()[None, :])
 
 
 def test_an_executor_killed_in_the_middle_of_a_load_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:

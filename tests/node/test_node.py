@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dormouse.config import MIB
 from dormouse.control.journal import encode_commands, read_journal
@@ -19,6 +20,7 @@ from dormouse.errors import (
     RefusedSource,
     UnknownFunction,
 )
+from dormouse.functions import LimitsManifest
 from dormouse.submit import Inference
 from tests.node.nodes import (
     ZOO,
@@ -156,10 +158,7 @@ def test_full_host_memory_drops_the_coldest_to_disk_and_brings_it_back(tmp_path:
 def test_a_function_for_which_pins_leave_no_host_memory_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     async def work() -> None:
         async with opened(small(tmp_path, host_bytes=16 * MIB)) as node:
-            pinned = manifest("pinned", "stack", seed=1, mib=9)
-            await node.deploy(
-                type(pinned)(**{f: getattr(pinned, f) for f in pinned.__struct_fields__} | {"pin": Pin.HOST})
-            )
+            await node.deploy(replace(manifest("pinned", "stack", seed=1, mib=9), pin=Pin.HOST))
             with pytest.raises(HostMemoryFull, match=r"needs 8\.0 MiB .* has 16\.0 MiB of which 10\.0 MiB are pinned"):
                 await node.deploy(manifest("f", "stack", seed=2, mib=7))
             assert [row["name"] for row in node.functions()] == ["pinned"]
@@ -259,7 +258,7 @@ def test_a_full_queue_refuses_with_a_time_to_retry(tmp_path: Path) -> None:
     async def work() -> None:
         gate = Gate(tmp_path)
         async with opened(small(tmp_path / "state")) as node:
-            await node.deploy(manifest("f", "gated", queue=1, **gate.arguments))
+            await node.deploy(replace(manifest("f", "gated", **gate.arguments), limits=LimitsManifest(queue_length=1)))
             running = asyncio.create_task(ask(node, "f", closed_gate()))
             await gate.wait_until_begun()
             queued = asyncio.create_task(ask(node, "f", inputs(0)))
