@@ -22,8 +22,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from dormouse.device import pages
 from dormouse.device.base import Device, Region
 from dormouse.device.cpu import CpuDevice
+from dormouse.device.faults import Faults
 from dormouse.device.lane import CopyLane
-from dormouse.errors import DeviceError, OutOfChunks
+from dormouse.errors import ConfigurationFault, DeviceError, OutOfChunks
 
 CHUNKS = 8
 MIB = 1024 * 1024
@@ -346,6 +347,12 @@ def test_a_failed_unmap_keeps_the_book_true(make: MakeDevice) -> None:
     assert device.unaccounted_bytes() == 0
     device.unmap(region)
     assert device.free_bytes == device.capacity_bytes
+
+
+def test_a_fault_without_a_number_is_refused_and_one_for_somebody_else_is_not_ours() -> None:
+    with pytest.raises(ConfigurationFault, match=r"fault 'copy:' cannot be injected"):
+        Faults(["copy:"])
+    Faults(["execute:boom"]).strike("copy")
 
 
 # ------------------------------------------------------------------ the CPU device in particular

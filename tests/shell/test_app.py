@@ -417,6 +417,22 @@ def test_a_client_that_goes_away_while_sending_leaves_no_request() -> None:
     assert node.seen == []
 
 
+def test_a_request_cut_off_by_a_shutdown_is_told_so_and_cancelled() -> None:
+    node = furnished()
+
+    async def run() -> tuple[int, bytes]:
+        node.gate, node.entered = asyncio.Event(), asyncio.Event()
+        messages = body_then_gone(TOTALS, after=asyncio.Event())
+        request = asyncio.create_task(conversation(node, messages, path="/v2/models/running_total/infer"))
+        await node.entered.wait()
+        request.cancel()
+        return await request
+
+    status, body = asyncio.run(run())
+    assert (status, json.loads(body)) == (503, {"error": "the server is shutting down"})
+    assert node.cancelled == 1
+
+
 def encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 

@@ -30,9 +30,12 @@ class Server:
     def __init__(self, address: str) -> None:
         self._address = address if "://" in address else f"http://{address}"
         try:
-            self._http = httpx.Client(base_url=self._address, timeout=httpx.Timeout(None, connect=10), trust_env=False)
-        except (httpx.InvalidURL, ValueError) as fault:
+            url = httpx.URL(self._address)
+        except httpx.InvalidURL as fault:
             raise ConfigurationFault(f"server = {address!r} is no address: {fault}") from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ConfigurationFault(f"server = {address!r} is no address; expected one like {DEFAULT_SERVER}")
+        self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(None, connect=10), trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +91,6 @@ class Server:
             raise DormouseError(
                 f"no server answers at {self._address}; start one with `dormouse serve`, or name another with --server"
             ) from None
-        except httpx.UnsupportedProtocol:
-            raise ConfigurationFault(f"server = {self._address!r} is no http:// address") from None
         except httpx.HTTPError as fault:
             raise DormouseError(f"the server at {self._address} went away: {fault}") from None
         if answer.is_error:

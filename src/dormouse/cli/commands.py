@@ -46,6 +46,7 @@ app = typer.Typer(
     help="Serverless GPU inference for many models on few GPUs.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve_command)
@@ -53,7 +54,11 @@ app.command("serve")(serve_command)
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app()
+    except Exception as fault:  # a bug: whatever may go wrong is a DormouseError
+        typer.echo(f"error: internal error, please report it: {type(fault).__name__}: {fault}", err=True)
+        sys.exit(FAILED)
 
 
 @app.callback(invoke_without_command=True)
@@ -137,9 +142,9 @@ def list_functions(json: AsJson = False, server: ServerOption = DEFAULT_SERVER) 
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode({"functions": rows, "node": node})).decode())
         return
-    console = Console(soft_wrap=True)
+    console = Console()
     # A pipe has no width; a table cut off there would be of no use to the next program.
-    console.print(functions_table(rows), width=None if console.is_terminal else 200)
+    (console if console.is_terminal else Console(width=250)).print(functions_table(rows))
     for line in node_lines(node):
         typer.echo(line)
 

@@ -17,7 +17,9 @@ def serve_command(
     *,
     config: Annotated[Path | None, typer.Option("--config", help="Settings in TOML.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Forget the settings of the last start.")] = False,
-    state_dir: Annotated[Path, typer.Option(help="Where everything is kept that survives a restart.")] = HOME,
+    state_dir: Annotated[
+        Path, typer.Option(help="What survives a restart. [default: ~/.dormouse]", show_default=False)
+    ] = HOME,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="0 picks a free one. [default: 8000]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,

@@ -5,17 +5,16 @@ from typing import Any
 
 from rich.table import Table
 
+_NUMBERS = ("SIZE", "REQUESTS", "P50 ms", "P98 ms", "EVICTED")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def functions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """``ps``: one row a function, one line in it for each path that requests have taken."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("NAME", "VERSION", "TIER", "SIZE", "PIN", "PATH"):
-        table.add_column(heading, justify="right" if heading == "SIZE" else "left", overflow="fold")
-    for heading in ("REQUESTS", "P50 ms", "P98 ms", "EVICTIONS"):
-        table.add_column(heading, justify="right")
-    table.add_column("IN SLO")
+    table.add_column("NAME", overflow="fold")
+    for heading in ("VERSION", "TIER", "SIZE", "PIN", "PATH", "REQUESTS", "P50 ms", "P98 ms", "EVICTED", "IN SLO"):
+        table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=True)
     for row in sorted(rows, key=lambda row: str(row["name"])):
         paths: Mapping[str, Mapping[str, Any]] = row.get("paths") or {}
         table.add_row(

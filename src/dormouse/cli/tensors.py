@@ -63,19 +63,24 @@ def parse_input(text: str) -> tuple[str, object]:
 def _input(name: str, value: object, datatype: str) -> tuple[dict[str, object], bytes]:
     try:
         array = np.array(value, dtype=object)
+        if any(isinstance(element, list) for element in array.flat):
+            raise ValueError("rows of different lengths")
         if datatype in ("FP16", "BF16"):
             raw = _half(array, datatype)
             parameters = {"binary_data_size": len(raw)}
             return {"name": name, "datatype": datatype, "shape": array.shape, "parameters": parameters}, raw
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, ArithmeticError):
         raise InvalidRequest(f"input {name!r}: the value is no tensor of {datatype}") from None
     return {"name": name, "datatype": datatype, "shape": array.shape, "data": array.reshape(-1).tolist()}, b""
 
 
 def _half(array: Array, datatype: str) -> bytes:
-    if datatype == "FP16":
-        return array.astype("<f2").tobytes()
-    bits = array.astype("<f4").view(np.uint32)
+    if any(isinstance(element, bool) or not isinstance(element, int | float) for element in array.flat):
+        raise TypeError("not all are numbers")
+    with np.errstate(over="raise"):
+        if datatype == "FP16":
+            return array.astype("<f4").astype("<f2").tobytes()
+        bits = array.astype("<f4").reshape(-1).view(np.uint32)
     # bfloat16 is the upper half of float32; adding this rounds to nearest, ties to even.
     return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype("<u2").tobytes()
 

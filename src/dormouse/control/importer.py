@@ -34,7 +34,7 @@ async def import_source(
     """Turn a source into an image directory at ``target``. Raises RefusedSource; nothing is left behind then."""
     request = {
         "manifest": msgspec.to_builtins(manifest),
-        "target": None if target is None else str(target),
+        "target": "" if target is None else str(target),
         "allow_code": [str(directory) for directory in allow_code],
         "inspect": inspect,
     }

@@ -16,6 +16,7 @@ without entries would be several times slower.
 import ctypes
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 
 from dormouse.core.types import Bytes, round_up
@@ -161,11 +162,18 @@ class CpuDevice:
 
 
 def _allocated(name: str, size_bytes: Bytes) -> int:
-    """A memfd whose pages exist already, so that none is allocated on the swap path."""
+    """A memfd whose pages exist already, so that none is allocated or cleared on the swap path."""
     fd = os.memfd_create(name)
-    try:
-        os.posix_fallocate(fd, 0, size_bytes)
-    except OSError as fault:
-        os.close(fd)
-        raise DeviceError("create pool", "NO_MEMORY", f"{size_bytes} bytes of host memory: {fault.strerror}") from None
+    with ExitStack() as undo:
+        undo.callback(os.close, fd)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+        except OSError as fault:
+            detail = f"{size_bytes} bytes of host memory: {fault.strerror}"
+            raise DeviceError("create pool", "NO_MEMORY", detail) from None
+        # The kernel clears an allocated page when it is first mapped: have that done now.
+        address = pages.reserve(size_bytes)
+        pages.place(address, size_bytes, fd, 0)
+        pages.release(address, size_bytes)
+        undo.pop_all()
     return fd

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
-from dormouse.errors import DeviceError
+from dormouse.errors import ConfigurationFault, DeviceError
 
 CALLS = ("reserve", "map", "unmap", "copy", "register")
 """Calls of a device that can be made to fail. Words about anything else are for somebody else."""
@@ -23,6 +23,8 @@ class Faults:
         for word in words:
             call, _, number = word.partition(":")
             if call in CALLS:
+                if not number.isdecimal():
+                    raise ConfigurationFault(f"fault {word!r} cannot be injected; expected a call and a number: copy:3")
                 self._planned.add((call, int(number)))
 
     def strike(self, call: str) -> None:

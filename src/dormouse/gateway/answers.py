@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dormouse.errors import DormouseError
+from dormouse.errors import DormouseError, Unavailable
 
 Handler = Callable[[Request], Awaitable[Response]]
 Result = TypeVar("Result")
@@ -60,6 +60,8 @@ def guarded(handler: Handler) -> Handler:
             return error_answer(fault)
         except ClientDisconnect:
             return Response(status_code=NO_ONE_LEFT)
+        except asyncio.CancelledError:  # by the HTTP server, when its grace is over; the client still listens
+            return error_answer(Unavailable("the server is shutting down", retry_after_s=1))
         except Exception as fault:
             return error_answer(unexpected(f"{request.method} {request.url.path}", fault))
 
@@ -78,13 +80,14 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, Result]) -> 
     gone = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
     finally:
-        task.cancel()
         gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        raise ClientDisconnect
+    return task.result()
 
 
 async def _disconnected(receive: Receive) -> None:

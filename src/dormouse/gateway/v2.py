@@ -29,21 +29,21 @@ class V2:
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         """Handlers by path and method."""
-        table: dict[str, dict[str, Handler]] = {
-            "/v2": {"GET": self._server},
-            "/v2/": {"GET": self._server},
+        models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+        # The router tries them in this order, so what is asked for most comes first.
+        return {
+            **{f"{model}/infer": {"POST": self._infer} for model in models},
             "/v2/health/live": {"GET": self._live},
             "/v2/health/ready": {"GET": self._ready},
+            **{f"{model}/ready": {"GET": self._model_ready} for model in models},
+            **{model: {"GET": self._metadata} for model in models},
             "/v2/models": {"GET": self._models},
             "/v2/repository/index": {"POST": self._index},
             "/v2/repository/models/{name}/load": {"POST": self._load},
             "/v2/repository/models/{name}/unload": {"POST": self._unload},
+            "/v2": {"GET": self._server},
+            "/v2/": {"GET": self._server},
         }
-        for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-            table[model] = {"GET": self._metadata}
-            table[f"{model}/ready"] = {"GET": self._model_ready}
-            table[f"{model}/infer"] = {"POST": self._infer}
-        return table
 
     async def _server(self, _: Request) -> Response:
         return json_answer({"name": "dormouse", "version": __version__, "extensions": EXTENSIONS})

@@ -1,0 +1,88 @@
+"""What is kept on disk by the control process, and what it says of files that it cannot read."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from dormouse.control.catalog import Catalog, Deployed
+from dormouse.control.journal import JournalWriter, read_journal
+from dormouse.core.messages import SetTimer, TimerFired
+from dormouse.core.types import Settings
+from dormouse.errors import ConfigurationFault
+from dormouse.functions import Manifest
+from dormouse.tensors import Signature
+
+SETTINGS = Settings(host_capacity_bytes=1)
+
+
+def deployed(revision: int, name: str = "f") -> Deployed:
+    return Deployed(Manifest(name, "somewhere"), revision, 10, 0, Signature((), ()), "pytorch_module")
+
+
+def test_the_catalog_keeps_functions_between_openings(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.sqlite"
+    catalog = Catalog(file)
+    catalog.add(deployed(1))
+    catalog.add(deployed(2, "g"))
+    catalog.set_available("g", 2, False)
+    catalog.close()
+    again = Catalog(file)
+    assert [(d.name, d.revision, d.available) for d in again.functions()] == [("f", 1, True), ("g", 2, False)]
+    again.remove("f", 1)
+    assert [d.name for d in again.functions()] == ["g"]
+    again.close()
+
+
+def test_a_revision_number_is_never_used_twice(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.sqlite")
+    assert [catalog.next_revision(name) for name in ("f", "f", "g", "f")] == [1, 2, 1, 3]
+    catalog.close()
+
+
+def test_a_catalog_of_another_version_is_refused_with_both_versions(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.sqlite"
+    Catalog(file).close()
+    connection = sqlite3.connect(file)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigurationFault, match="schema 99, this version reads 1"):
+        Catalog(file)
+
+
+def test_a_file_that_is_no_catalog_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.sqlite"
+    file.write_bytes(b"this is no database, however long it may be" * 100)
+    with pytest.raises(ConfigurationFault, match="cannot be used as the catalog"):
+        Catalog(file)
+
+
+def test_a_journal_is_read_back_up_to_where_it_was_cut(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    writer = JournalWriter(file, SETTINGS)
+    for now in (1, 2):
+        writer.append(now, TimerFired(), [SetTimer(now + 1)])
+    writer.close()
+    file.write_bytes(file.read_bytes()[:-1])
+    settings, entries = read_journal(file)
+    assert settings == SETTINGS
+    assert [(e.now, e.commands) for e in entries] == [(1, [SetTimer(2)])]
+
+
+def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    file.write_bytes(b"dear diary\n")
+    with pytest.raises(ConfigurationFault, match="is no journal"):
+        read_journal(file)
+
+
+def test_a_journal_of_another_format_is_refused_with_both_formats(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    file.write_bytes(b'{"format":9,"settings":{"host_capacity_bytes":1}}\n')
+    with pytest.raises(ConfigurationFault, match="format 9, this version reads 1"):
+        read_journal(file)
+
+
+def test_a_journal_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationFault, match="cannot be written"):
+        JournalWriter(tmp_path / "nowhere" / "journal", SETTINGS)

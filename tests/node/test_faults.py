@@ -1,0 +1,126 @@
+"""Promised recoveries, with the fault injected: executors that die, copies that fail, images that go bad."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dormouse.config import MIB
+from dormouse.errors import DormouseError
+from tests.node.nodes import (
+    Gate,
+    answer,
+    ask,
+    closed_gate,
+    expected,
+    inputs,
+    manifest,
+    opened,
+    pid_of,
+    row_of,
+    run,
+    small,
+    tensor,
+)
+from tests.node.zoo import zoo
+
+
+def test_an_executor_killed_during_an_execution_is_replaced_and_the_request_answered(tmp_path: Path) -> None:
+    async def work() -> None:
+        gate = Gate(tmp_path)
+        async with opened(small(tmp_path / "state")) as node:
+            await node.deploy(manifest("f", "gated", **gate.arguments))
+            await ask(node, "f", inputs(0))
+            request = asyncio.create_task(answer(node, "f", closed_gate()))
+            await gate.wait_until_begun()
+            first = pid_of(node)
+            os.kill(first, signal.SIGKILL)
+            await gate.wait_until_begun()
+            await gate.open()
+            reference = zoo.Gated("", "", 1)
+            np.testing.assert_allclose(
+                await request,
+                expected(reference.rest, tensor(reference.first.detach().numpy()[None, :])),
+                rtol=1e-5,
+                atol=1e-6,
+            )
+            assert pid_of(node) != first
+            assert node.node()["devices"][0]["free_bytes"] == 12 * MIB - 3 * MIB
+
+    run(work())
+
+
+def test_an_executor_killed_in_the_middle_of_a_load_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def work() -> None:
+        gate = Gate(tmp_path)
+        # 8 MiB at 1 MiB/s: the gate stands after the first tensor, so the load is under way for seconds yet.
+        async with opened(small(tmp_path / "state", link_bytes_per_s=MIB)) as node:
+            await node.deploy(manifest("f", "gated", mib=8, **gate.arguments))
+            await node.deploy(manifest("g", "stack", seed=3, mib=1))
+            request = asyncio.create_task(ask(node, "f", closed_gate()))
+            await gate.wait_until_begun()
+            assert row_of(node, "f")["tier"] == "loading"
+            os.kill(pid_of(node), signal.SIGKILL)
+            await gate.wait_until_begun()
+            os.kill(pid_of(node), signal.SIGKILL)
+            with pytest.raises(DormouseError, match="was killed by SIGKILL") as lost:
+                await request
+            assert lost.value.status == 503
+            np.testing.assert_allclose(
+                await answer(node, "g", inputs(1)), expected(zoo.Stack(3, 1), inputs(1)), rtol=1e-5, atol=1e-6
+            )
+            assert node._payloads.slab.used_bytes == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize("fault", ["copy:3", "map:2"])
+def test_a_load_that_fails_once_is_rolled_back_and_done_again(tmp_path: Path, fault: str) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path, faults=(fault,))) as node:
+            for n in range(3):
+                await node.deploy(manifest(f"f{n}", "stack", seed=n, mib=5))
+            for i in range(9):
+                np.testing.assert_allclose(
+                    await answer(node, f"f{i % 3}", inputs(i)),
+                    expected(zoo.Stack(i % 3, 5), inputs(i)),
+                    rtol=1e-5,
+                    atol=1e-6,
+                )
+            assert all(row["unaccounted_bytes"] == 0 for row in node.functions())
+
+    run(work())
+
+
+def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(manifest("f", "stack", seed=1))
+            await node.unload("f")
+            damaged = tmp_path / "images" / "f" / "1" / "image.bin"
+            content = bytearray(damaged.read_bytes())
+            content[1000] ^= 1
+            damaged.write_bytes(content)
+            with pytest.raises(DormouseError, match=r"image\.bin"):
+                await node.load("f")
+            assert node.live()
+            await node.deploy(manifest("f", "stack", seed=2))
+            await ask(node, "f", inputs(0))
+
+    run(work())
+
+
+def test_a_shutdown_answers_those_who_wait(tmp_path: Path) -> None:
+    async def work() -> None:
+        gate = Gate(tmp_path)
+        async with opened(small(tmp_path / "state")) as node:
+            await node.deploy(manifest("f", "gated", **gate.arguments))
+            running = asyncio.create_task(ask(node, "f", closed_gate()))
+            await gate.wait_until_begun()
+        with pytest.raises(DormouseError, match="shutting down"):
+            await running
+
+    run(work())
