@@ -61,6 +61,8 @@ def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path]) -
         for file, name in loaded.files:
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, staging / name)
+        if loaded.write_more is not None:
+            loaded.write_more(staging)
         index = msgspec.structs.replace(index, page_crc32=write_data(staging, _contents(loaded, profile, index)))
         write_index(staging, index)
         _prove(staging, index, allow_code, loaded, profile)

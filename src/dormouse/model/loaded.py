@@ -41,6 +41,8 @@ class LoadedModel:
     """The same module again, as it was before any forward."""
     files: tuple[tuple[Path, str], ...] = ()
     """What the skeleton needs of the source: file, and its name in the image directory."""
+    write_more: Callable[[Path], None] | None = None
+    """Writes into the image directory what the skeleton needs and the source does not have as a file."""
     dtype: str | None = None
     optional: frozenset[str] = frozenset()
     """Inputs that may be left out; empty: those with a default in the module's forward."""

@@ -11,10 +11,14 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 Key: TypeAlias = str | int
-_OPAQUE = (str, bytes, int, float, complex, type, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type(None))
+_OPAQUE = (
+    *(str, bytes, int, float, complex, type, type(None)),
+    *(FunctionType, MethodType, BuiltinFunctionType, ModuleType),
+    *(fx.Graph, fx.Node),  # their notes on nodes hold stand-ins for tensors
+)
 _DEEPEST = 6
 _MODULE_OWN = frozenset(nn.Module().__dict__)
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from dormouse.core.types import Bytes
 from dormouse.errors import RefusedSource
-from dormouse.model import factory, huggingface
+from dormouse.model import exported, factory, huggingface
 from dormouse.model.datatypes import dtype_named
 from dormouse.model.places import Place, find_places, named_modules
-from dormouse.store.index import FactorySkeleton, HuggingFaceSkeleton, ImageIndex, TensorEntry
+from dormouse.store.index import ExportedSkeleton, HuggingFaceSkeleton, ImageIndex, TensorEntry
 
 View: TypeAlias = Callable[[Bytes, torch.dtype, tuple[int, ...]], torch.Tensor]
 """A tensor over the memory at an offset."""
@@ -24,7 +24,8 @@ def rebuild(directory: Path, index: ImageIndex, allow_code: Sequence[Path]) -> n
     skeleton = index.skeleton
     if isinstance(skeleton, HuggingFaceSkeleton):
         return huggingface.rebuild(directory, skeleton, index.dtype)
-    assert isinstance(skeleton, FactorySkeleton)
+    if isinstance(skeleton, ExportedSkeleton):
+        return exported.rebuild(directory / skeleton.file)
     return factory.rebuild(skeleton, allow_code, index.dtype)
 
 

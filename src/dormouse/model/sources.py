@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dormouse.errors import RefusedSource
 from dormouse.functions import Manifest
-from dormouse.model import factory, huggingface
+from dormouse.model import exported, factory, huggingface
 from dormouse.model.examples import from_manifest
 from dormouse.model.loaded import LoadedModel
 from dormouse.store.index import FactorySkeleton
@@ -24,6 +24,8 @@ def load(manifest: Manifest, allow_code: Sequence[Path]) -> LoadedModel:
     trial = from_manifest(manifest.inputs) if manifest.inputs else None
     if path.is_dir():
         return huggingface.load(path, manifest.task, manifest.dtype, trial)
+    if path.suffix == ".pt2" and path.is_file():
+        return exported.load(path, manifest.dtype, trial)
     if REFERENCE.fullmatch(manifest.source):
         code = factory.checked_directory(manifest.code, manifest.source, allow_code)
         skeleton = FactorySkeleton(manifest.source, str(code), manifest.arguments)
