@@ -61,7 +61,7 @@ class Deployment:
 
     def examples_file(self, variant: Variant) -> Path:
         """Questions and right answers of a variant."""
-        return self._directory / f"{variant.name}.npz"
+        return self._directory / f"{variant.name}.safetensors"
 
     async def _model(
         self, key: str, variants: Sequence[Variant], group: asyncio.TaskGroup, done: list[Variant]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from msgspec import Struct
+from safetensors.numpy import load_file, save_file
 
 from dormouse.demo.v2 import Array, Arrays
 
@@ -18,18 +18,16 @@ def save(file: Path, examples: Sequence[Example]) -> None:
     arrays = {f"{number}/answer": example.answer for number, example in enumerate(examples)}
     for number, example in enumerate(examples):
         arrays |= {f"{number}/question/{name}": value for name, value in example.question.items()}
-    with file.open("wb") as out:
-        np.savez(out, **arrays)
+    save_file(arrays, file)
 
 
 def load(file: Path) -> list[Example]:
-    with np.load(file, allow_pickle=False) as arrays:
-        examples: dict[int, tuple[Arrays, list[Array]]] = {}
-        for key in arrays.files:
-            number, kind, *name = key.split("/")
-            question, answers = examples.setdefault(int(number), ({}, []))
-            if kind == "question":
-                question[name[0]] = arrays[key]
-            else:
-                answers.append(arrays[key])
-    return [Example(question, answer) for question, (answer,) in examples.values()]
+    questions: dict[int, Arrays] = {}
+    answers: dict[int, Array] = {}
+    for key, array in load_file(file).items():
+        number, kind, *name = key.split("/")
+        if kind == "question":
+            questions.setdefault(int(number), {})[name[0]] = array
+        else:
+            answers[int(number)] = array
+    return [Example(questions[number], answers[number]) for number in sorted(answers)]

@@ -70,8 +70,10 @@ class Crepe:
 def tone(hertz: float) -> Array:
     """One frame of a tone with overtones, of mean zero and deviation one, as CREPE wants it: ``[1, FRAME]``."""
     time = np.arange(FRAME) / RATE_HZ
-    wave = sum(np.sin(2 * np.pi * hertz * overtone * time + overtone) / overtone for overtone in range(1, 6))
-    return ((wave - wave.mean()) / wave.std())[None].astype("<f4")
+    overtones = np.arange(1, 6)[:, None]
+    wave = (np.sin(2 * np.pi * hertz * overtones * time + overtones) / overtones).sum(axis=0)
+    frame: Array = ((wave - wave.mean()) / wave.std())[None].astype("<f4")
+    return frame
 
 
 def pitch_hz(scores: Array) -> float:

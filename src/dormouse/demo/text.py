@@ -63,7 +63,8 @@ class MiniLm:
             hidden = model(**inputs).last_hidden_state
             mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
             mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
-            return mean / mean.norm(dim=1, keepdim=True)
+            vectors: torch.Tensor = mean / mean.norm(dim=1, keepdim=True)
+            return vectors
 
         return embed
 

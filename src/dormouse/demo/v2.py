@@ -16,8 +16,8 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = dict[str, Array]
 
-_DATATYPES = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
-_NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
+_CODES = {"INT64": "<i8", "FP32": "<f4"}
+_DATATYPES = {code: name for name, code in _CODES.items()}
 
 
 class Request(Struct, frozen=True):
@@ -41,7 +41,7 @@ def request_of(inputs: Mapping[str, Array], slo_ms: float | None = None) -> Requ
     tensors = [
         {
             "name": name,
-            "datatype": _NAMES[array.dtype],
+            "datatype": _DATATYPES[array.dtype.str],
             "shape": array.shape,
             "parameters": {"binary_data_size": array.nbytes},
         }
@@ -74,8 +74,8 @@ def _outputs(described: list[dict[str, Any]], tail: memoryview) -> Arrays:
     outputs = {}
     for output in described:
         size_bytes = output["parameters"]["binary_data_size"]
-        array = np.frombuffer(tail[:size_bytes], _DATATYPES[output["datatype"]])
-        outputs[output["name"]] = array.reshape(output["shape"])
+        values: Array = np.frombuffer(tail[:size_bytes], _CODES[output["datatype"]])
+        outputs[output["name"]] = values.reshape(output["shape"])
         tail = tail[size_bytes:]
     if len(tail):
         raise ValueError(f"{len(tail)} bytes belong to no output")
