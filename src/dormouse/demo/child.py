@@ -1,6 +1,7 @@
 """A process that the demo starts: where its complaints go, how it is ended, and what it said last."""
 
 import asyncio
+import ctypes
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,6 +10,8 @@ from pathlib import Path
 from dormouse.errors import DormouseError
 
 _LINE_LIMIT_BYTES = 2**20
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
 
 
 @asynccontextmanager
@@ -25,11 +28,17 @@ async def child(
             stderr=log,
             limit=_LINE_LIMIT_BYTES,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     try:
         yield process
     finally:
         await _end(process, stop_limit_s)
+
+
+def _end_with_parent() -> None:
+    """The system ends the process when the demo is killed and can end nothing itself."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _end(process: asyncio.subprocess.Process, limit_s: float) -> None:

@@ -47,22 +47,22 @@ class Function:
 
 
 class Replay:
-    """One run of a plan against a server."""
+    """One run against a server."""
 
-    def __init__(self, http: httpx.AsyncClient, plan: LoadPlan) -> None:
+    def __init__(self, http: httpx.AsyncClient, functions: Sequence[Function], *, seconds: float, seed: int) -> None:
         self._http = http
-        self._plan = plan
-        self._functions = [Function(target) for target in plan.targets]
-        check_distinct(self._functions)
+        self._functions = functions
+        self._seconds = seconds
+        self._seed = seed
 
     async def run(self) -> None:
         # Back and forth: a cache that forgets what was used longest ago would miss every time in a circle.
         for function in reversed(self._functions):
-            await self._ask(function, 0, Phase.FIRST, time.perf_counter())
+            await self.ask(function, 0, Phase.FIRST, time.perf_counter())
         singles = []
         for function in self._functions:
             for number in range(2):
-                asked = await self._ask(function, number, Phase.CALIBRATION, time.perf_counter())
+                asked = await self.ask(function, number, Phase.CALIBRATION, time.perf_counter())
                 singles.append((function.target.model, asked))
         await self._load(self._paced(singles))
 
@@ -76,9 +76,9 @@ class Replay:
         deadlines = calibration.deadlines(host)
         for function in self._functions:
             function.promise(deadlines[function.target.model])
-        rate = calibration.rate_per_s(host, self._plan.targets)
-        popularities = [target.popularity for target in self._plan.targets]
-        due = arrivals(self._plan.seconds, rate, popularities, self._plan.seed)
+        targets = [function.target for function in self._functions]
+        rate = calibration.rate_per_s(host, targets)
+        due = arrivals(self._seconds, rate, [target.popularity for target in targets], self._seed)
         say(Paced(resident, host, deadlines, rate, len(due)))
         return due
 
@@ -89,9 +89,10 @@ class Replay:
                 at = start + arrival.at_s
                 await asyncio.sleep(at - time.perf_counter())
                 function = self._functions[arrival.function]
-                requests.create_task(self._ask(function, arrival.example, Phase.LOAD, at))
+                requests.create_task(self.ask(function, arrival.example, Phase.LOAD, at))
 
-    async def _ask(self, function: Function, number: int, phase: Phase, due: float) -> Asked:
+    async def ask(self, function: Function, number: int, phase: Phase, due: float) -> Asked:
+        """One request, due at ``due`` (of ``perf_counter``); says how it ended."""
         number %= len(function.requests)
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -99,7 +100,7 @@ class Replay:
         except (TimeoutError, httpx.HTTPError) as fault:
             asked = Asked(function.target.name, phase, Verdict.LOST, _ms_since(due), detail=repr(fault))
         else:
-            asked = _judged(function, function.examples[number], reply, phase, _ms_since(due))
+            asked = judged(function, function.examples[number], reply, phase, _ms_since(due))
         say(asked)
         return asked
 
@@ -107,7 +108,7 @@ class Replay:
         return await self._http.post(f"/v2/models/{name}/infer", content=request.body, headers=request.headers)
 
 
-def _judged(function: Function, example: Example, reply: httpx.Response, phase: Phase, latency_ms: float) -> Asked:
+def judged(function: Function, example: Example, reply: httpx.Response, phase: Phase, latency_ms: float) -> Asked:
     name = function.target.name
     if reply.status_code != httpx.codes.OK:
         return Asked(name, phase, Verdict.FAILED, latency_ms, detail=f"{reply.status_code} {reply.text[:300]}")
@@ -148,9 +149,11 @@ def say(line: Line) -> None:
 
 
 async def replay(plan: LoadPlan) -> None:
+    functions = [Function(target) for target in plan.targets]
+    check_distinct(functions)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=plan.url, timeout=None, limits=limits, trust_env=False) as http:
-        await Replay(http, plan).run()
+        await Replay(http, functions, seconds=plan.seconds, seed=plan.seed).run()
 
 
 if __name__ == "__main__":
