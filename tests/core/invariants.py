@@ -33,6 +33,7 @@ def check_host(state: State) -> None:
     assert state.host_used_bytes == sum(f.host_bytes for f in held) <= state.settings.host_capacity_bytes
     assert set(state.host_recency) == {f.id for f in functions if f.image is ImageState.HOST}
     assert state.reading == sum(f.image is ImageState.READING for f in functions)
+    assert state.pinned_host_bytes == sum(f.host_bytes for f in functions if f.spec.pin is not Pin.NONE)
     assert state.parking_bytes == sum(f.host_bytes for f in functions if f.parking)
 
 
@@ -56,6 +57,8 @@ def check_executor(state: State, executor: Executor) -> None:
     running = {n for n, r in executor.recency.items() if r.state in in_use}
     request = None if executor.executing is None else state.requests[executor.executing]
     assert running == ({request.function} if request else set())
+    pinned = [r.size_bytes for n, r in executor.recency.items() if state.functions[n].spec.pin is Pin.DEVICE]
+    assert executor.pinned_bytes == sum(pinned)
     for name in executor.recency:
         assert state.functions[name].residencies[executor.id] is executor.recency[name]
 

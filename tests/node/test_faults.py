@@ -48,7 +48,7 @@ def test_an_executor_killed_during_an_execution_is_replaced_and_the_request_answ
                 atol=1e-6,
             )
             assert pid_of(node) != first
-            assert node.node()["devices"][0]["free_bytes"] == 12 * MIB - 3 * MIB
+            assert node.node()["devices"][0]["free_bytes"] == (12 - 2) * MIB
 
     run(work())
 

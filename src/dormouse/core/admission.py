@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dormouse.core.placement import could_ever_hold
-from dormouse.core.state import Function, Service, State
+from dormouse.core.state import Function, Service, State, device_pinned_bytes
 from dormouse.core.types import Bytes, FunctionId, Ns, Reason
 
 MIB: Bytes = 1024 * 1024
@@ -55,10 +55,10 @@ def refuse_function(state: State, function: Function) -> Refusal | None:
 
 def larger_than_devices(state: State, function: Function) -> Refusal | None:
     """Whether no executor could ever hold it, with the most that one could."""
-    if not state.executors or any(could_ever_hold(state, e, function) for e in state.executors.values()):
+    if not state.executors or any(could_ever_hold(e, function) for e in state.executors.values()):
         return None
     best = max(state.executors.values(), key=lambda executor: executor.capacity_bytes)
-    pinned = state.device_pinned_bytes(best, function.id)
+    pinned = device_pinned_bytes(best, function)
     return Refusal(
         Reason.LARGER_THAN_DEVICE,
         f"'{function.id}' needs {_mib(best.region_bytes(function.spec))} of device memory; the largest device has "
@@ -68,7 +68,7 @@ def larger_than_devices(state: State, function: Function) -> Refusal | None:
 
 def larger_than_host(state: State, function: Function) -> Refusal | None:
     """Whether it could never be parked beside what pins keep."""
-    capacity, pinned = state.settings.host_capacity_bytes, state.host_pinned_bytes(function.id)
+    capacity, pinned = state.settings.host_capacity_bytes, state.host_pinned_bytes(function)
     if function.host_bytes <= capacity - pinned:
         return None
     return Refusal(

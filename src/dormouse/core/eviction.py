@@ -5,7 +5,7 @@ copy, pinned to the tier, or with queued work that would bring them straight bac
 maximum wait: a request that is past its own deadline may displace idle functions whose work is less urgent.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from dormouse.core.state import Executor, Function, ImageState, ResidencyState, State
@@ -23,31 +23,42 @@ def may_evict(state: State, executor: Executor, victim: FunctionId) -> bool:
 def yields(victim: Function, incoming: Function, now: Ns) -> bool:
     """Whether a victim's queued work may wait for the incoming function's."""
     head, waiting = incoming.head, victim.head
-    if head is None or waiting is None:
-        return waiting is None
-    return head.deadline_ns < min(now, waiting.deadline_ns)
+    assert waiting is not None, f"{victim.id} has no queued work"
+    return head is not None and head.deadline_ns < min(now, waiting.deadline_ns)
 
 
 def least_recently_used(state: State, executor: Executor, incoming: Function, now: Ns) -> tuple[FunctionId, ...] | None:
     """Least recently used first, idle ones before those with queued work; none whose going is not needed."""
     needed = executor.region_bytes(incoming.spec) - executor.free_bytes
-    able = [victim for victim in executor.recency if may_evict(state, executor, victim)]
-    idle = [victim for victim in able if not state.functions[victim].queue]
-    busy = [victim for victim in able if state.functions[victim].queue]
-    yielding = [victim for victim in busy if yields(state.functions[victim], incoming, now)]
-    return smallest_prefix(((victim, executor.recency[victim].size_bytes) for victim in (*idle, *yielding)), needed)
+    return smallest_prefix(_in_order_of_use(state, executor, incoming, now), needed)
+
+
+def _in_order_of_use(
+    state: State, executor: Executor, incoming: Function, now: Ns
+) -> Iterator[tuple[FunctionId, Bytes]]:
+    """Candidates, found only as far as somebody asks: with many functions on a device the first few are enough."""
+    busy = []
+    for name, residency in executor.recency.items():
+        if may_evict(state, executor, name):
+            if not state.functions[name].queue:
+                yield name, residency.size_bytes
+            elif yields(state.functions[name], incoming, now):
+                busy.append((name, residency.size_bytes))
+    yield from busy
 
 
 def smallest_prefix(candidates: Iterable[tuple[FunctionId, Bytes]], needed: Bytes) -> tuple[FunctionId, ...] | None:
     """The first candidates that free enough, less those that the later ones made needless; None if all are too few."""
     chosen: dict[FunctionId, Bytes] = {}
     freed = 0
+    if needed <= 0:
+        return ()
     for candidate, size_bytes in candidates:
-        if freed >= needed:
-            break
         chosen[candidate] = size_bytes
         freed += size_bytes
-    if freed < needed:
+        if freed >= needed:
+            break
+    else:
         return None
     for candidate, size_bytes in tuple(chosen.items()):
         if freed - size_bytes >= needed:

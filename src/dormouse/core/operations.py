@@ -17,7 +17,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.state import Function, ImageChange, ImageState, ResidencyState, Service, ServiceChange, new_function
 from dormouse.core.turn import Turn
-from dormouse.core.types import CommandId, FunctionId, OperationId, Reason
+from dormouse.core.types import CommandId, FunctionId, OperationId, Pin, Reason
 
 
 def deployed(turn: Turn, event: FunctionDeployed) -> None:
@@ -28,6 +28,8 @@ def deployed(turn: Turn, event: FunctionDeployed) -> None:
         turn.acknowledge([event.operation], refusal.reason, refusal.message)
         return
     state.functions[function.id] = function
+    if function.spec.pin is not Pin.NONE:
+        state.pinned_host_bytes += function.host_bytes
     if not event.available:
         function.service = Service.UNAVAILABLE
     elif event.restored:
@@ -151,6 +153,8 @@ def _delete(turn: Turn, function: Function) -> None:
     for queue in function.waits_in:
         queue.discard(function.id)
     del turn.state.functions[function.id]
+    if function.spec.pin is not Pin.NONE:
+        turn.state.pinned_host_bytes -= function.host_bytes
     turn.commands.append(DeleteImage(function.id))
 
 

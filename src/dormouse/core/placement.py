@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto, unique
 from typing import TypeAlias
 
-from dormouse.core.state import Executor, Function, ImageState, ResidencyState, State
+from dormouse.core.state import Executor, Function, ImageState, ResidencyState, State, device_pinned_bytes
 from dormouse.core.types import Pin
 
 Placement: TypeAlias = Callable[[State, Function], Sequence[Executor]]
@@ -49,9 +49,9 @@ def runs_while_arriving(function: Function, executor: Executor) -> bool:
     return function.residencies[executor.id].state is ResidencyState.LOADING
 
 
-def could_ever_hold(state: State, executor: Executor, function: Function) -> bool:
+def could_ever_hold(executor: Executor, function: Function) -> bool:
     """Whether the function fits beside what pins keep there."""
-    room = executor.capacity_bytes - state.device_pinned_bytes(executor, function.id)
+    room = executor.capacity_bytes - device_pinned_bytes(executor, function)
     return executor.region_bytes(function.spec) <= room
 
 
@@ -60,7 +60,7 @@ def least_displacing(state: State, function: Function) -> Sequence[Executor]:
     able = [
         executor
         for executor in state.executors.values()
-        if executor.copying is None and could_ever_hold(state, executor, function)
+        if executor.copying is None and could_ever_hold(executor, function)
     ]
     return sorted(
         able,

@@ -288,6 +288,8 @@ class Executor:
     """Functions with queued requests, resident here."""
     arriving: ReadyQueue
     """Functions with queued requests, loading here."""
+    pinned_bytes: Bytes = 0
+    """Chunks of residencies that a pin keeps."""
     executing: RequestId | None = None
     copying: FunctionId | None = None
     recency: OrderedDict[FunctionId, Residency] = field(default_factory=OrderedDict)
@@ -316,6 +318,8 @@ class State:
     """Images in host memory, least recently used first."""
     leaving: dict[FunctionId, None] = field(default_factory=dict)
     """Functions that are being unloaded or removed."""
+    pinned_host_bytes: Bytes = 0
+    """Pages of functions with a pin, wherever they are now."""
     host_used_bytes: Bytes = 0
     """Pages of images that are in host memory or being read."""
     parking_bytes: Bytes = 0
@@ -333,14 +337,14 @@ class State:
     def host_free_bytes(self) -> Bytes:
         return self.settings.host_capacity_bytes - self.host_used_bytes
 
-    def host_pinned_bytes(self, besides: FunctionId) -> Bytes:
+    def host_pinned_bytes(self, besides: Function) -> Bytes:
         """Pages that pins of other functions keep."""
-        return sum(f.host_bytes for f in self.functions.values() if f.spec.pin is not Pin.NONE and f.id != besides)
+        known = self.functions.get(besides.id)
+        own = besides.host_bytes if known is not None and besides.spec.pin is not Pin.NONE else 0
+        return self.pinned_host_bytes - own
 
-    def device_pinned_bytes(self, executor: Executor, besides: FunctionId) -> Bytes:
-        """Chunks that device pins of other functions keep on this executor."""
-        return sum(
-            residency.size_bytes
-            for function, residency in executor.recency.items()
-            if self.functions[function].spec.pin is Pin.DEVICE and function != besides
-        )
+
+def device_pinned_bytes(executor: Executor, besides: Function) -> Bytes:
+    """Chunks that device pins of other functions keep on this executor."""
+    own = executor.recency.get(besides.id)
+    return executor.pinned_bytes - (own.size_bytes if own is not None and besides.spec.pin is Pin.DEVICE else 0)

@@ -40,7 +40,7 @@ from dormouse.core.state import (
     State,
     step,
 )
-from dormouse.core.types import CommandId, Ns, OperationId, Path, Reason
+from dormouse.core.types import CommandId, Ns, OperationId, Path, Pin, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,8 @@ class Turn:
         function.residencies[executor.id] = executor.recency[function.id] = residency
         self._change(function, executor, ResidencyChange.LOAD)
         executor.free_bytes -= residency.size_bytes
+        if function.spec.pin is Pin.DEVICE:
+            executor.pinned_bytes += residency.size_bytes
         executor.copying = function.id
         function.from_disk = False
         latest = self.now + self.state.settings.command_window_ns
@@ -164,6 +166,8 @@ class Turn:
         residency = function.residencies[executor.id]
         residency.state = step(RESIDENCY_TRANSITIONS, residency.state, change)
         if residency.state is ResidencyState.ABSENT:
+            if function.spec.pin is Pin.DEVICE:
+                executor.pinned_bytes -= residency.size_bytes
             del function.residencies[executor.id], executor.recency[function.id]
 
     # ------------------------------------------------------------------ commands to the host store
