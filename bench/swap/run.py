@@ -258,18 +258,16 @@ class Bench:
         self.device.release(region)
         return elapsed.ms
 
-    def resident(self, arrival: Arrival) -> float:
-        with _clock() as elapsed:
-            self._run(self.runner, arrival)
-        return elapsed.ms
-
-    def copy_then_run(self) -> float:
+    def sequential_and_resident(self) -> tuple[float, float]:
+        """Copy, then run; and run again, now that everything is there."""
         arrival = Arrival()
-        with _clock() as elapsed:
+        with _clock() as sequential:
             self.runner.load(self.image.extents, arrival)
             self._run(self.runner, arrival)
+        with _clock() as resident:
+            self._run(self.runner, arrival)
         self.runner.evict()
-        return elapsed.ms
+        return sequential.ms, resident.ms
 
     def swap_run(self, runner: Runner) -> tuple[float, dict[str, Output]]:
         """As an executor does it: one lane copies, this thread runs."""
@@ -327,17 +325,16 @@ def measure(bench: Bench, repeats: int) -> Row:
     """Everything about one model, medians of ``repeats`` each; comparisons are within this run."""
     expected = bench.expected()
     answers = [bench.swap_run(runner)[1] for runner in (bench.poisoned, bench.poisoned, bench.runner)]
-    copies = [bench.copy() for _ in range(repeats)]
-    arrival = Arrival()
-    bench.runner.load(bench.image.extents, arrival)
-    residents = [bench.resident(arrival) for _ in range(repeats + 3)][3:]
-    bench.runner.evict()
-    sequential = [bench.copy_then_run() for _ in range(repeats)]
-    swaps = [bench.swap_run(bench.runner) for _ in range(repeats)]
+    # In turns, so that a slow moment of the machine falls on all of them alike.
+    copies, pairs, swaps = [], [], []
+    for _ in range(repeats + 1):
+        copies.append(bench.copy())
+        pairs.append(bench.sequential_and_resident())
+        swaps.append(bench.swap_run(bench.runner))
+    copy_ms, swap_ms = median(copies[1:]), median(took for took, _ in swaps[1:])
+    sequential_ms, resident_ms = (median(pair[place] for pair in pairs[1:]) for place in (0, 1))
     answers += [answer for _, answer in swaps] + [bench.swap_run(bench.poisoned)[1]]
     naive = [bench.naive() for _ in range(1 if bench.image.index.image_bytes > 4096 * MIB else 3)]
-    copy_ms, resident_ms = median(copies), median(residents)
-    sequential_ms, swap_ms = median(sequential), median(took for took, _ in swaps)
     return Row(
         model=bench.image.shape.name,
         bytes=bench.image.index.image_bytes,
@@ -391,9 +388,7 @@ def tuned_link(image: Image, group_bytes: Bytes) -> int:
     """Bytes a second at which the copy takes as long as a forward pass."""
     device, compute = opened("cpu", image, None)
     bench = Bench(image, device, compute, group_bytes)
-    arrival = Arrival()
-    bench.runner.load(image.extents, arrival)
-    took_ms = median([bench.resident(arrival) for _ in range(6)][1:])
+    took_ms = median([bench.sequential_and_resident()[1] for _ in range(5)])
     device.close()
     return round(image.index.image_bytes / took_ms * 1000)
 
