@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "device",
         "store",
+        "model",
         "executor",
     },
     "demo": {"core", "errors", "tensors", "functions", "config"},

@@ -96,6 +96,11 @@ def expected(module: torch.nn.Module, given: Tensor) -> "np.ndarray[Any, Any]":
     return result
 
 
+def assert_close(answered: "np.ndarray[Any, Any]", reference: "np.ndarray[Any, Any]") -> None:
+    """Equal but for the order of sums, which depends on the number of threads."""
+    np.testing.assert_allclose(answered, reference, rtol=1e-3, atol=1e-4)
+
+
 async def ask(node: Node, name: str, given: Tensor, **options: Any) -> Chunk:
     """One request; its last chunk."""
     chunks = [chunk async for chunk in node.infer(Inference(name, (given,), **options))]

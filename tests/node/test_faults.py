@@ -5,7 +5,6 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dormouse.config import MIB
@@ -14,6 +13,7 @@ from tests.node.nodes import (
     Gate,
     answer,
     ask,
+    assert_close,
     closed_gate,
     expected,
     inputs,
@@ -41,12 +41,7 @@ def test_an_executor_killed_during_an_execution_is_replaced_and_the_request_answ
             await gate.wait_until_begun()
             await gate.open()
             reference = zoo.Gated("", "", 1)
-            np.testing.assert_allclose(
-                await request,
-                expected(reference.rest, tensor(reference.first.detach().numpy()[None, :])),
-                rtol=1e-5,
-                atol=1e-6,
-            )
+            assert_close(await request, expected(reference.rest, tensor(reference.first.detach().numpy()[None, :])))
             assert pid_of(node) != first
             assert node.node()["devices"][0]["free_bytes"] == (12 - 2) * MIB
 
@@ -69,9 +64,7 @@ def test_an_executor_killed_in_the_middle_of_a_load_is_replaced_and_nothing_is_l
             with pytest.raises(DormouseError, match="was killed by SIGKILL") as lost:
                 await request
             assert lost.value.status == 503
-            np.testing.assert_allclose(
-                await answer(node, "g", inputs(1)), expected(zoo.Stack(3, 1), inputs(1)), rtol=1e-5, atol=1e-6
-            )
+            assert_close(await answer(node, "g", inputs(1)), expected(zoo.Stack(3, 1), inputs(1)))
             assert node._payloads.slab.used_bytes == 0
 
     run(work())
@@ -84,12 +77,7 @@ def test_a_load_that_fails_once_is_rolled_back_and_done_again(tmp_path: Path, fa
             for n in range(3):
                 await node.deploy(manifest(f"f{n}", "stack", seed=n, mib=5))
             for i in range(9):
-                np.testing.assert_allclose(
-                    await answer(node, f"f{i % 3}", inputs(i)),
-                    expected(zoo.Stack(i % 3, 5), inputs(i)),
-                    rtol=1e-5,
-                    atol=1e-6,
-                )
+                assert_close(await answer(node, f"f{i % 3}", inputs(i)), expected(zoo.Stack(i % 3, 5), inputs(i)))
             assert all(row["unaccounted_bytes"] == 0 for row in node.functions())
 
     run(work())

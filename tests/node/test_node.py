@@ -28,6 +28,7 @@ from tests.node.nodes import (
     answer,
     array_of,
     ask,
+    assert_close,
     closed_gate,
     expected,
     inputs,
@@ -50,7 +51,7 @@ def test_many_functions_take_turns_on_a_small_device_and_every_answer_is_right(t
             answers = await asyncio.gather(*(answer(node, f"f{n}", inputs(i)) for i, n in enumerate(order)))
             modules = [zoo.Stack(n, 4) for n in range(6)]
             for i, n in enumerate(order):
-                np.testing.assert_allclose(answers[i], expected(modules[n], inputs(i)), rtol=1e-5, atol=1e-6)
+                assert_close(answers[i], expected(modules[n], inputs(i)))
             rows = node.functions()
             assert sum(row["evictions"] for row in rows) > 6, "swapping was real"
             assert all(row["unaccounted_bytes"] == 0 for row in rows)
@@ -114,9 +115,7 @@ def test_a_new_revision_replaces_the_old_one_which_first_serves_what_it_has(tmp_
             await gate.open()
             assert (await old).version == "1"
             assert await deploy == "2"
-            np.testing.assert_allclose(
-                await answer(node, "f", inputs(3)), expected(zoo.Stack(7, 4), inputs(3)), rtol=1e-5, atol=1e-6
-            )
+            assert_close(await answer(node, "f", inputs(3)), expected(zoo.Stack(7, 4), inputs(3)))
             with pytest.raises(UnknownFunction, match="has version 2, not '1'"):
                 node.describe("f", "1")
         assert [d.name for d in (tmp_path / "state" / "images" / "f").iterdir()] == ["2"]
@@ -148,9 +147,7 @@ def test_full_host_memory_drops_the_coldest_to_disk_and_brings_it_back(tmp_path:
                 await node.deploy(manifest(f"f{n}", "stack", seed=n, mib=5))
             assert row_of(node, "f0")["tier"] == "disk"
             for n in (0, 1, 2, 0):
-                np.testing.assert_allclose(
-                    await answer(node, f"f{n}", inputs(n)), expected(zoo.Stack(n, 5), inputs(n)), rtol=1e-5, atol=1e-6
-                )
+                assert_close(await answer(node, f"f{n}", inputs(n)), expected(zoo.Stack(n, 5), inputs(n)))
 
     run(work())
 

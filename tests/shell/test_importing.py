@@ -1,9 +1,8 @@
 """From a source to an image on disk: what is in it, that it gives the same answers, and that failures leave nothing."""
 
 import json
-import subprocess
-import sys
 import zlib
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from dormouse.errors import Conflict, RefusedSource
 from dormouse.functions import InputManifest, Manifest
 from dormouse.model import importing, sources
 from dormouse.model.datatypes import bytes_of
+from dormouse.model.import_process import answer, process_for_one_import
 from dormouse.model.importing import import_model, inspect_model
 from dormouse.model.profiling import kept_tensors
 from dormouse.store.index import ALIGNMENT_BYTES, DATA_FILE, PAGE_BYTES, ImageIndex, TensorEntry, read_index
@@ -193,17 +193,12 @@ def test_inspecting_says_what_would_be_made_and_writes_nothing(tmp_path: Path) -
 
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "dormouse.model.importing"],
-        input=json.dumps(request).encode(),
-        capture_output=True,
-        check=True,
-    )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    with process_for_one_import() as process:
+        told: dict[str, Any] = json.loads(process.submit(answer, json.dumps(request).encode()).result())
+    return told
 
 
-def test_the_process_answers_in_one_line_whatever_the_model_prints(tmp_path: Path) -> None:
+def test_a_process_of_its_own_answers_whatever_the_model_prints(tmp_path: Path) -> None:
     manifest, allow_code = factory(tmp_path, "net")
     file = tmp_path / "code" / "factories.py"
     file.write_text("print('loud import')\n" + file.read_text())
@@ -212,11 +207,25 @@ def test_the_process_answers_in_one_line_whatever_the_model_prints(tmp_path: Pat
         "target": str(tmp_path / "image"),
         "allow_code": [str(path) for path in allow_code],
     }
-    answer = ask(request)
-    assert answer["image_bytes"] == read_index(tmp_path / "image").image_bytes
-    assert answer["signature"]["inputs"][0]["name"] == "x"
+    told = ask(request)
+    assert told["image_bytes"] == read_index(tmp_path / "image").image_bytes
+    assert told["signature"]["inputs"][0]["name"] == "x"
     again = ask(request)
     assert again["status"] == 409 and "exists already" in again["error"]
+
+
+def test_an_importer_that_dies_takes_nothing_with_it(tmp_path: Path) -> None:
+    manifest, allow_code = factory(tmp_path, "net")
+    file = tmp_path / "code" / "factories.py"
+    file.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n" + file.read_text())
+    request = {
+        "manifest": {"name": "m", "source": manifest.source, "code": manifest.code},
+        "target": str(tmp_path / "image"),
+        "allow_code": [str(path) for path in allow_code],
+    }
+    with pytest.raises(BrokenProcessPool):
+        ask(request)
+    assert not (tmp_path / "image").exists()
 
 
 def test_a_real_sentence_embedding_keeps_its_meaning(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Runs the importer in a process of its own, because it needs torch and reads files that nobody has checked yet."""
 
 import asyncio
-import sys
+import shutil
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from msgspec import Struct
 from dormouse.core.types import Bytes
 from dormouse.errors import DormouseError, RefusedSource
 from dormouse.functions import Manifest
+from dormouse.model.import_process import answer, process_for_one_import
+from dormouse.store.image import remove_staging
 from dormouse.tensors import Signature
 
 
@@ -38,35 +41,32 @@ async def import_source(
         "allow_code": [str(directory) for directory in allow_code],
         "inspect": inspect,
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "dormouse.model.importing",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    process = process_for_one_import()
+    work = process.submit(answer, msgspec.json.encode(request))
     try:
-        output, noise = await process.communicate(msgspec.json.encode(request))
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    return _result(manifest, process.returncode, output, noise)
-
-
-def _result(manifest: Manifest, status: int | None, output: bytes, noise: bytes) -> Imported:
-    lines = output.strip().splitlines()
-    try:
-        answer: Any = msgspec.json.decode(lines[-1])
-        if "error" in answer:
-            raise _error(msgspec.convert(answer, _Failed))
-        return msgspec.convert(answer, Imported)
-    except (IndexError, msgspec.MsgspecError):
-        last = noise.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        output = await asyncio.wrap_future(work)
+    except BrokenProcessPool:
+        _remove(target)
         raise RefusedSource(
-            f"'{manifest.name}': importing {manifest.source} ended with status {status}: {last[0]}"
+            f"'{manifest.name}': the importer died while it read {manifest.source}; "
+            "the source may be damaged, or memory may have run out"
         ) from None
+    except asyncio.CancelledError:
+        work.add_done_callback(lambda _: _remove(target))
+        raise
+    finally:
+        process.shutdown(wait=False)
+    told: Any = msgspec.json.decode(output)
+    if "error" in told:
+        raise _error(msgspec.convert(told, _Failed))
+    return msgspec.convert(told, Imported)
+
+
+def _remove(target: Path | None) -> None:
+    """What an import that nobody waits for, or that died, has made."""
+    if target is not None:
+        remove_staging(target)
+        shutil.rmtree(target, ignore_errors=True)
 
 
 def _error(failed: _Failed) -> DormouseError:

@@ -1,16 +1,13 @@
 """Makes an image of a model: load, profile, lay out, write, and prove that the image gives the same answers.
 
-Runs as a process of its own (``python -m dormouse.model.importing``): one JSON request on stdin, one JSON line on
-stdout, so that a source which crashes or hogs memory takes nothing with it.
+Runs in a process of its own (``import_process``), so that a source which crashes or hogs memory takes nothing with it.
 """
 
 import mmap
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 import torch
@@ -173,18 +170,8 @@ def answered(request: bytes) -> ImportSummary | ImportFailure:
     )
 
 
-def main() -> None:
+def answered_bytes(request: bytes) -> bytes:
+    """What ``import_process`` calls: JSON in, JSON out; whatever a model prints goes to standard error."""
     torch.set_num_threads(1)
-    with _private_stdout() as out:
-        out.write(msgspec.json.encode(answered(sys.stdin.buffer.read())).decode() + "\n")
-
-
-def _private_stdout() -> TextIO:
-    """Standard output for the answer alone: whatever a model prints goes to standard error."""
-    out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    return out
-
-
-if __name__ == "__main__":
-    main()
+    return msgspec.json.encode(answered(request))

@@ -47,8 +47,8 @@ def staged(target: Path) -> Iterator[Path]:
     """A directory beside ``target`` to fill; it becomes ``target`` in one step, or nothing stays of it."""
     if target.exists():
         raise Conflict(f"{target} exists already")
-    staging = target.with_name(f".{target.name}.staging")
-    shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+    staging = _staging(target)
+    remove_staging(target)  # of a process that was killed
     staging.mkdir(parents=True)
     try:
         yield staging
@@ -60,6 +60,15 @@ def staged(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+
+
+def _staging(target: Path) -> Path:
+    return target.with_name(f".{target.name}.staging")
+
+
+def remove_staging(target: Path) -> None:
+    """What a killed process has left of ``staged``; the process must have ended."""
+    shutil.rmtree(_staging(target), ignore_errors=True)
 
 
 class _PageWriter:
