@@ -2,4 +2,5 @@
 
 from dormouse.cli.commands import main
 
-main()
+if __name__ == "__main__":  # else it is imported by a process that the server forks
+    main()
