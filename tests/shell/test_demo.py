@@ -175,9 +175,11 @@ def verdict_of(asked: Function, reply: httpx.Response) -> Asked:
 def test_answers_are_judged_by_their_reference(tmp_path: Path) -> None:
     asked = function(tmp_path, "a", SCORES)
     right = verdict_of(asked, reply_to({"x": PIXEL}, SCORES))
-    assert (right.verdict, right.path, right.detail) == (Verdict.RIGHT, "host", "")
+    assert (right.verdict, right.path, right.exact, right.detail) == (Verdict.RIGHT, "host", True, "")
+    rounded = verdict_of(asked, reply_to({"x": PIXEL}, changed(SCORES, 0, 0.50001)))
+    assert (rounded.verdict, rounded.exact) == (Verdict.RIGHT, False)
     stale = verdict_of(asked, reply_to({"x": PIXEL}, SCORES * np.float32(1.001)))
-    assert stale.verdict is Verdict.WRONG
+    assert (stale.verdict, stale.exact) == (Verdict.WRONG, False)
     assert "off by 0.001" in stale.detail
 
 

@@ -13,7 +13,7 @@ CALM_S, RUSH_S = 3.0, 1.0
 """Mean lengths."""
 RUSH = 3.0
 """Visits in a rush come so many times as fast as in a calm."""
-ASKED_AGAIN = 0.4
+ASKED_AGAIN = 0.25
 """Chance that a visit asks once more, after every time."""
 PAUSE_S = 0.15
 """Mean pause between two requests of a visit."""

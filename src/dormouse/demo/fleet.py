@@ -8,7 +8,7 @@ from itertools import count, zip_longest
 
 from msgspec import Struct
 
-SKEW = 0.9
+SKEW = 0.7
 """Exponent of Zipf's law: the n-th most popular function is asked n ** -SKEW times as often as the first."""
 
 
@@ -36,8 +36,9 @@ class Variant(Struct, frozen=True):
     popularity: float
 
 
-# float32: a few hundred rounding errors. bfloat16 has 8 bits, so one rounding is already 0.4 % of a value.
-_FLOAT32, _BFLOAT16 = 1e-4, 1e-2
+# Where torch takes the same kernels for both, answers are equal in every bit, and the report says how many were. This
+# leaves room for sums in another order: some hundred roundings in float32; in bfloat16 one is 0.4 % already.
+_FLOAT32, _BFLOAT16 = 1e-4, 4e-3
 
 MODELS = {
     model.key: model

@@ -57,6 +57,8 @@ class Asked(Struct, frozen=True, tag=True):
     path: str = ""
     queued_ms: float = 0.0
     device_ms: float = 0.0
+    exact: bool = False
+    """Equal to the reference in every bit."""
     detail: str = ""
 
 

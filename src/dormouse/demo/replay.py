@@ -40,10 +40,14 @@ class Function:
         self.requests = [request_of(example.question, deadline_ms) for example in self.examples]
 
     def wrong(self, answer: Answer, example: Example) -> str | None:
+        """What is wrong with an answer, if anything."""
         if len(answer.outputs) != 1:
             return f"outputs are {', '.join(answer.outputs)}, expected one"
         (values,) = answer.outputs.values()
         return difference(values, example.answer, self.model)
+
+    def exact(self, answer: Answer, example: Example) -> bool:
+        return all(np.array_equal(values, example.answer) for values in answer.outputs.values())
 
 
 class Replay:
@@ -117,8 +121,17 @@ def judged(function: Function, example: Example, reply: httpx.Response, phase: P
         wrong = function.wrong(answer, example)
     except (ValueError, KeyError) as fault:
         return Asked(name, phase, Verdict.WRONG, latency_ms, detail=f"no answer that can be read: {fault}")
-    verdict = Verdict.RIGHT if wrong is None else Verdict.WRONG
-    return Asked(name, phase, verdict, latency_ms, answer.path, answer.queued_ms, answer.device_ms, wrong or "")
+    return Asked(
+        function=name,
+        phase=phase,
+        verdict=Verdict.RIGHT if wrong is None else Verdict.WRONG,
+        latency_ms=latency_ms,
+        path=answer.path,
+        queued_ms=answer.queued_ms,
+        device_ms=answer.device_ms,
+        exact=wrong is None and function.exact(answer, example),
+        detail=wrong or "",
+    )
 
 
 def check_distinct(functions: Sequence[Function]) -> None:

@@ -37,6 +37,8 @@ class Figures(Struct, frozen=True):
     functions_compliant: int
     paths: dict[str, PathFigures]
     answers_lost: int
+    answers_exact: int
+    """Equal to the reference in every bit, calibration included."""
     functions_asked: int
     evictions: int
     calibration_requests: int
@@ -83,6 +85,7 @@ def figures(asked: Sequence[Asked], paced: Paced, setting: Setting) -> Figures:
         functions_compliant=sum(compliant(in_time.get(name, ())) for name in setting.model_of),
         paths={path: _path([one for one in counted if one.path == path]) for path in PATHS},
         answers_lost=lost,
+        answers_exact=sum(one.exact for one in asked),
         functions_asked=len(in_time),
         evictions=setting.evictions,
         calibration_requests=len(asked) - len(counted),
@@ -158,7 +161,7 @@ def _lines(found: Figures) -> list[str]:
     checked = found.requests + found.calibration_requests
     wrong, failed = found.answers_wrong, found.answers_failed
     verdict = (
-        f"[green]all {checked} answers were right[/green]"
+        f"[green]all {checked} answers were right[/green], {found.answers_exact} of them to the last bit"
         if found.all_right
         else f"[red]of {checked} answers {wrong} were wrong, {failed} failed or were lost[/red]"
     )
