@@ -1,7 +1,6 @@
 """The demo: its load, its judgement of answers, its figures, and a small run of it with real models."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -308,7 +307,7 @@ def test_the_table_says_whether_all_answers_were_right() -> None:
     good, bad = asked("m-1", Verdict.RIGHT, 2), asked("m-2", Verdict.WRONG, 2)
     assert "all 1 answers were right" in text_of(good)
     assert "of 2 answers 1 were wrong, 0 failed or were lost" in text_of(good, bad)
-    assert "4.0 times its memory; 7 evictions" in text_of(good)
+    assert "4 MB: 4.0 times the device's 1 MB; 7 evictions" in text_of(good)
     assert complaints([good, bad]) == ["m-2: wrong (host): why"]
 
 
@@ -376,12 +375,13 @@ def test_a_small_demo_gives_right_answers_from_every_kind_of_source(cache: Path)
     assert not list(cache.glob("run-*"))
 
 
-def test_an_interrupted_demo_ends_with_130_and_leaves_nothing(cache: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_ends_with_130_and_leaves_nothing(cache: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", "from dormouse.cli import main; main()", "demo", "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     assert "28 functions" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert "interrupted" in process.stdout.read()
     process.stdout.close()
     assert process.wait() == 130

@@ -30,8 +30,8 @@ class Display:
 
     def _bars(self) -> Progress:
         columns = (
-            TextColumn("{task.description:<22}"),
-            BarColumn(30),
+            TextColumn("{task.description:<11}"),
+            BarColumn(12),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[detail]}"),
@@ -42,7 +42,7 @@ class Display:
 class DeploymentBars:
     def __init__(self, bars: Progress, functions: int) -> None:
         self._bars = bars
-        self._making = bars.add_task("models and references", total=functions, detail="the first time takes longest")
+        self._making = bars.add_task("references", total=functions, detail="real models; the first time takes longest")
         self._deploying = bars.add_task("deployed", total=functions, detail="")
 
     def made(self, name: str) -> None:
@@ -58,7 +58,7 @@ class ReplayBars:
     def __init__(self, bars: Progress, functions: int) -> None:
         self._bars = bars
         self._tasks = {
-            Phase.FIRST: bars.add_task("first requests", total=functions, detail=""),
+            Phase.FIRST: bars.add_task("first calls", total=functions, detail=""),
             Phase.CALIBRATION: bars.add_task("calibration", total=2 * functions, detail=""),
             Phase.LOAD: bars.add_task("load", total=None, detail=""),
         }

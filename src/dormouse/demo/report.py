@@ -166,8 +166,8 @@ def _lines(found: Figures) -> list[str]:
         else f"[red]of {checked} answers {wrong} were wrong, {failed} failed or were lost[/red]"
     )
     return [
-        f"{found.functions} functions of {found.models} models, {found.total_bytes / 1e6:.0f} MB, on a device of "
-        f"{found.device_bytes / 1e6:.0f} MB: {ratio:.1f} times its memory; {found.evictions} evictions",
+        f"{found.functions} functions of {found.models} models, {found.total_bytes / 1e6:.0f} MB: "
+        f"{ratio:.1f} times the device's {found.device_bytes / 1e6:.0f} MB; {found.evictions} evictions",
         f"{found.functions_compliant} of {found.functions} functions inside their SLO "
         f"({COMPLIANT_SHARE:.0%} by the deadline)",
         verdict,

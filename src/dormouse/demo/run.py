@@ -59,7 +59,7 @@ def run(seconds: float, device: str, json_file: Path | None) -> int:
     console = Console()
     try:
         found = asyncio.run(demonstrate(Demo(fleet(), seconds, device), console))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("interrupted")
         return INTERRUPTED
     if json_file is not None:
@@ -69,7 +69,7 @@ def run(seconds: float, device: str, json_file: Path | None) -> int:
 
 async def demonstrate(demo: Demo, console: Console) -> Figures:
     """Prepare, serve, ask, check, report."""
-    _end_on_sigterm()
+    _cancel_on_signals()
     display = Display(console)
     cache = workspace.cache_directory()
     with workspace.run_directory(cache) as directory:
@@ -91,12 +91,13 @@ async def demonstrate(demo: Demo, console: Console) -> Figures:
     return found
 
 
-def _end_on_sigterm() -> None:
-    """SIGTERM and a closed terminal end the demo as Ctrl-C does."""
+def _cancel_on_signals() -> None:
+    """SIGTERM and a closed terminal end the demo as Ctrl-C does, unless whoever started it ignores them (nohup)."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, os.kill, os.getpid(), signal.SIGINT)
+        if signal.getsignal(number) is signal.SIG_DFL:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 def _options(demo: Demo) -> list[str]:
