@@ -78,14 +78,22 @@ class NextToken(Raw):
     def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         mask = inputs.get("attention_mask")
         if mask is None:
-            logits = self.tensors(inputs, **({"logits_to_keep": 1} if self.keeps_logits else {}))["logits"]
-            return {"logits": logits[:, -1].float()}
+            return {"logits": self._of_the_last(inputs)}
         columns, rows = last_kept(mask), torch.arange(len(mask), device=mask.device)
         if not self.keeps_logits:
             return {"logits": self.tensors(inputs)["logits"][rows, columns].float()}
         # The output layer is the largest of all: give it only the positions that are asked for.
         kept, place = torch.unique(columns, return_inverse=True) if len(columns) > 1 else (columns, rows)
         return {"logits": self.tensors(inputs, logits_to_keep=kept)["logits"][rows, place].float()}
+
+    def _of_the_last(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        if not self.keeps_logits:
+            return self.tensors(inputs)["logits"][:, -1].float()
+        # A position, not the count 1: that makes a slice, for which torch copies the whole output layer before it
+        # multiplies, many times as slow, unless its weights want gradients.
+        tokens = inputs[str(self.model.main_input_name)]
+        last = torch.full((1,), tokens.shape[1] - 1, device=tokens.device)
+        return self.tensors(inputs, logits_to_keep=last)["logits"][:, -1].float()
 
 
 def last_kept(mask: torch.Tensor) -> torch.Tensor:
