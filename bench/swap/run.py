@@ -175,24 +175,17 @@ class Image:
 
     def _index(self, template: nn.Module) -> ImageIndex:
         kept = kept_tensors(template)
-        meta = huggingface.rebuild(self.directory, self._skeleton, self.shape.dtype)
-        order = self._order(meta, [item.places[0].name for item in kept])
+        order = self._order(template, kept)
         tensors, weight_bytes, image_bytes = laid_out([_entry(kept[place]) for place in order], ())
         return ImageIndex(
             tensors, weight_bytes, image_bytes, (), self._skeleton, Signature((), ()), "", self.shape.dtype
         )
 
-    def _order(self, meta: nn.Module, names: list[str]) -> list[int]:
-        """First-use order, from a forward pass on the meta device, which computes nothing."""
-        places = {place.name: place for place in find_places(meta)}
-        tensors = [places[name].tensor for name in names]
-        inputs: Inputs = {
-            name: value.to("meta") for name, value in self.shape.inputs.items() if isinstance(value, torch.Tensor)
-        }
-        used, _ = first_use_order(meta, [t for t in tensors if t is not None], lambda: run(meta, inputs))
+    def _order(self, template: nn.Module, kept: list[KeptTensor]) -> list[int]:
+        """First-use order, from a forward pass over memory that nobody has written to."""
+        used, _ = first_use_order(template, [item.tensor for item in kept], lambda: run(template, self.shape.inputs))
         seen = set(used)
-        unseen = [place for place in range(len(names)) if place not in seen]
-        return [*used, *unseen]
+        return [*used, *(place for place in range(len(kept)) if place not in seen)]
 
     def _fill(self, template: nn.Module) -> None:
         values = {place.name: place for place in find_places(template)}

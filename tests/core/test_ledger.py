@@ -47,3 +47,10 @@ def test_loads_and_evictions_are_counted_by_bytes_and_time() -> None:
     ledger.loaded(Path.HOST, 100)
     ledger.evicted(7)
     assert (ledger.loads[Path.HOST], ledger.loaded_bytes, ledger.evictions, ledger.resident_ns) == (1, 100, 1, 7)
+
+
+def test_a_percentile_passes_over_the_buckets_below_it() -> None:
+    histogram = Histogram()
+    for duration in (1, 2, 3, 30):
+        histogram.add(duration)
+    assert (histogram.percentile(250_000), histogram.percentile(1_000_000)) == (1, 30)

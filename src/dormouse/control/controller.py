@@ -128,12 +128,16 @@ class Controller:
 
     async def operate(self, make: Callable[[OperationId], Event]) -> None:
         """Ask for an operation and wait until it has happened. Raises what the core's refusal means."""
+        await asyncio.shield(self.begin(make))
+
+    def begin(self, make: Callable[[OperationId], Event]) -> "asyncio.Future[None]":
+        """Ask for an operation; the core knows of it when this returns."""
         operation = OperationId(self._next_operation)
         self._next_operation += 1
         done: asyncio.Future[None] = self._loop.create_future()
         self._operations[operation] = done
         self.post(make(operation))
-        await asyncio.shield(done)
+        return done
 
     # ------------------------------------------------------------------ commands out
 

@@ -65,7 +65,6 @@ class Node:
         self._functions: dict[str, Deployed] = {}
         """The revision that each name stands for."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._restoring: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ from start to end
 
@@ -94,9 +93,7 @@ class Node:
             raise ConfigurationFault("; ".join(faults) or f"device = {self._config.device!r}: no executor started")
         self._forget_leftovers()
         for deployed in self._functions.values():
-            task = asyncio.get_running_loop().create_task(self._restore(deployed))
-            self._restoring.add(task)
-            task.add_done_callback(self._restoring.discard)
+            self._restore(deployed)
 
     def _forget_leftovers(self) -> None:
         """Keep of each name the newest revision that was acknowledged; remove what a crash left of any other."""
@@ -110,15 +107,15 @@ class Node:
             if directory not in kept:
                 shutil.rmtree(directory, ignore_errors=True)
 
-    async def _restore(self, deployed: Deployed) -> None:
+    def _restore(self, deployed: Deployed) -> None:
+        """The core knows it at once; its image is parked meanwhile, where there is room."""
         spec, available = _spec(deployed), deployed.available
-        await self._controller.operate(lambda op: FunctionDeployed(op, spec, restored=True, available=available))
+        self._controller.begin(lambda op: FunctionDeployed(op, spec, restored=True, available=available))
 
     async def _close(self) -> None:
         await self._bring_state_home()
         await self._executors.stop()
         await self._controller.close()
-        await asyncio.gather(*self._restoring, return_exceptions=True)
         await self._store.close()
         self._payloads.close()
 

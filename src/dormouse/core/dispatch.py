@@ -7,37 +7,42 @@ one runs; a function that is resident never waits behind one that is still arriv
 from dormouse.core.admission import larger_than_devices, larger_than_host
 from dormouse.core.eviction import images_to_drop, residents_to_bring_home
 from dormouse.core.operations import depart, evict_everywhere, give_up
+from dormouse.core.ready import ReadyQueue
 from dormouse.core.state import Executor, Function
 from dormouse.core.turn import Turn
 
 
 def dispatch(turn: Turn) -> None:
+    state, executors = turn.state, turn.state.executors.values()
     depart(turn)
-    read_images(turn)
-    for executor in turn.state.executors.values():
-        run_resident(turn, executor)
-    load_images(turn)
-    for executor in turn.state.executors.values():
-        run_arriving(turn, executor)
+    if state.cold:
+        read_images(turn)
+    for executor in executors:
+        if executor.executing is None:
+            run_first(turn, executor, executor.ready)
+    if state.homeless:
+        load_images(turn)
+    for executor in executors:
+        if executor.executing is None:
+            # On the layers that have come so far; it waits for the others as it reaches them.
+            run_first(turn, executor, executor.arriving)
     depart(turn)
 
 
-def run_resident(turn: Turn, executor: Executor) -> None:
-    name = executor.ready.first() if executor.executing is None else None
-    if name is not None:
-        turn.execute(turn.state.functions[name], executor)
-
-
-def run_arriving(turn: Turn, executor: Executor) -> None:
-    """Start a request on the layers that have come so far; it waits for the others as it reaches them."""
-    name = executor.arriving.first() if executor.executing is None else None
+def run_first(turn: Turn, executor: Executor, queue: ReadyQueue) -> None:
+    """Start the most urgent request of those that wait in this queue for the executor's compute lane."""
+    name = queue.first()
     if name is not None:
         turn.execute(turn.state.functions[name], executor)
 
 
 def load_images(turn: Turn) -> None:
     """Fill idle copy lanes, most urgent function first; one that must wait for room is not overtaken."""
-    while turn.state.executors and (name := turn.state.homeless.first()) is not None:
+    executors = turn.state.executors.values()
+    while any(executor.copying is None for executor in executors):
+        name = turn.state.homeless.first()
+        if name is None:
+            return
         function = turn.state.functions[name]
         refusal = larger_than_devices(turn.state, function)
         if refusal is not None:

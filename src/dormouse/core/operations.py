@@ -17,7 +17,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.state import Function, ImageChange, ImageState, ResidencyState, Service, ServiceChange, new_function
 from dormouse.core.turn import Turn
-from dormouse.core.types import CommandId, FunctionId, OperationId, Pin, Reason
+from dormouse.core.types import FunctionId, OperationId, Pin, Reason
 
 
 def deployed(turn: Turn, event: FunctionDeployed) -> None:
@@ -148,8 +148,7 @@ def _delete(turn: Turn, function: Function) -> None:
     for executor in turn.state.executors.values():
         if function.id in executor.built:
             executor.built.discard(function.id)
-            turn.commands.append(Forget(executor.id, CommandId(turn.state.next_command), function.id))
-            turn.state.next_command += 1
+            turn.commands.append(Forget(executor.id, turn.number(), function.id))
     for queue in function.waits_in:
         queue.discard(function.id)
     del turn.state.functions[function.id]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto, unique
 from typing import TypeAlias
 
-from dormouse.core.state import Executor, Function, ImageState, ResidencyState, State, device_pinned_bytes
+from dormouse.core.state import Executor, Function, ImageState, State, device_pinned_bytes
 from dormouse.core.types import Pin
 
 Placement: TypeAlias = Callable[[State, Function], Sequence[Executor]]
@@ -39,14 +39,6 @@ def standing(function: Function) -> Standing:
     if function.image is ImageState.DISK and (asked or preload or function.parking):
         return Standing.READ
     return Standing.NOTHING
-
-
-def runs_at_once(function: Function, executor: Executor) -> bool:
-    return function.residencies[executor.id].state is ResidencyState.RESIDENT
-
-
-def runs_while_arriving(function: Function, executor: Executor) -> bool:
-    return function.residencies[executor.id].state is ResidencyState.LOADING
 
 
 def could_ever_hold(executor: Executor, function: Function) -> bool:

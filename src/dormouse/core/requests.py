@@ -51,7 +51,7 @@ def expire(turn: Turn) -> None:
         request = turn.state.requests.get(name)
         if request is not None and request.state is not RequestState.ABANDONED:
             time_out(turn, request)
-    if executors_are_gone(turn.state, turn.now) and turn.state.queued:
+    if turn.state.queued and executors_are_gone(turn.state, turn.now):
         for function in turn.state.functions.values():
             turn.refuse_queue(function, Reason.EXECUTOR_LOST, f"no executor came back to serve '{function.id}'")
 
@@ -74,7 +74,7 @@ def next_timer_ns(turn: Turn) -> int | None:
     state = turn.state
     while state.timeouts and state.timeouts[0][1] not in state.requests:
         heappop(state.timeouts)
-    moments = [state.timeouts[0][0]] if state.timeouts else []
-    if state.executorless_since_ns is not None and state.queued:
-        moments.append(state.executorless_since_ns + state.settings.executor_grace_ns)
-    return min(moments, default=None)
+    timeout_ns = state.timeouts[0][0] if state.timeouts else None
+    if state.executorless_since_ns is None or timeout_ns is None:
+        return timeout_ns
+    return min(timeout_ns, state.executorless_since_ns + state.settings.executor_grace_ns)

@@ -50,6 +50,8 @@ C = TypeVar("C", bound=Hashable)
 
 @unique
 class ResidencyState(StrEnum):
+    __hash__ = str.__hash__  # the tables are looked up at every step, and Enum hashes in Python
+
     ABSENT = "absent"
     LOADING = "loading"
     STREAMING = "streaming"
@@ -62,6 +64,8 @@ class ResidencyState(StrEnum):
 
 @unique
 class ResidencyChange(Enum):
+    __hash__ = object.__hash__
+
     LOAD = auto()
     LOADED = auto()
     LOAD_FAILED = auto()
@@ -92,6 +96,8 @@ RESIDENCY_TRANSITIONS: Mapping[tuple[ResidencyState, ResidencyChange], Residency
 
 @unique
 class ImageState(StrEnum):
+    __hash__ = str.__hash__
+
     DISK = "disk"
     READING = "reading"
     HOST = "host"
@@ -99,6 +105,8 @@ class ImageState(StrEnum):
 
 @unique
 class ImageChange(Enum):
+    __hash__ = object.__hash__
+
     READ = auto()
     ARRIVED = auto()
     READ_FAILED = auto()
@@ -115,6 +123,8 @@ IMAGE_TRANSITIONS: Mapping[tuple[ImageState, ImageChange], ImageState] = {
 
 @unique
 class Service(StrEnum):
+    __hash__ = str.__hash__
+
     """What callers may expect of a function."""
 
     ADMITTING = "admitting"
@@ -129,6 +139,8 @@ class Service(StrEnum):
 
 @unique
 class ServiceChange(Enum):
+    __hash__ = object.__hash__
+
     ADMIT = auto()
     UNLOAD = auto()
     LEAVE = auto()
@@ -159,6 +171,8 @@ SERVICE_TRANSITIONS: Mapping[tuple[Service, ServiceChange], Service] = {
 
 @unique
 class RequestState(StrEnum):
+    __hash__ = str.__hash__
+
     QUEUED = "queued"
     EXECUTING = "executing"
     ABANDONED = "abandoned"
@@ -167,6 +181,8 @@ class RequestState(StrEnum):
 
 @unique
 class RequestChange(Enum):
+    __hash__ = object.__hash__
+
     EXECUTE = auto()
     REQUEUE = auto()
     ABANDON = auto()

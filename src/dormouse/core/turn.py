@@ -4,7 +4,6 @@ The steps here are the only ones that change a residency, a lane, an image or a 
 one place. They decide nothing: who takes which step is the business of the files that call them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush
 
@@ -22,9 +21,9 @@ from dormouse.core.messages import (
     Refuse,
     Reply,
 )
-from dormouse.core.placement import Placement, Standing, runs_at_once, runs_while_arriving, standing
+from dormouse.core.placement import Placement, Standing, standing
 from dormouse.core.queueing import Queueing
-from dormouse.core.ready import LAST
+from dormouse.core.ready import LAST, Key, ReadyQueue
 from dormouse.core.state import (
     RESIDENCY_TRANSITIONS,
     Executor,
@@ -66,28 +65,33 @@ class Turn:
         for queue in function.waits_in:
             queue.discard(function.id)
         function.waits_in.clear()
+        stands = standing(function)
+        if stands is Standing.NOTHING:
+            return
         head = function.head
         key = LAST if head is None else self.policies.queueing(head)
-        stands = standing(function)
         if stands is Standing.RUN:
-            for name in function.residencies:
-                executor = self.state.executors[name]
-                if runs_at_once(function, executor):
-                    function.waits_in.append(executor.ready)
-                elif runs_while_arriving(function, executor):
-                    function.waits_in.append(executor.arriving)
-        elif stands is Standing.LOAD:
-            function.waits_in.append(self.state.homeless)
-        elif stands is Standing.READ:
-            function.waits_in.append(self.state.cold)
-        for queue in function.waits_in:
-            queue.put(function.id, key)
+            for name, residency in function.residencies.items():
+                if residency.state is ResidencyState.RESIDENT:
+                    self._wait_in(self.state.executors[name].ready, function, key)
+                elif residency.state is ResidencyState.LOADING:
+                    self._wait_in(self.state.executors[name].arriving, function, key)
+        else:
+            self._wait_in(self.state.homeless if stands is Standing.LOAD else self.state.cold, function, key)
+
+    def _wait_in(self, queue: ReadyQueue, function: Function, key: Key) -> None:
+        queue.put(function.id, key)
+        function.waits_in.append(queue)
 
     # ------------------------------------------------------------------ commands to executors
 
-    def _send(self, executor: Executor, make: Callable[[CommandId], ExecutorCommand]) -> None:
-        command = make(CommandId(self.state.next_command))
+    def number(self) -> CommandId:
+        """The next command's serial number."""
+        number = self.state.next_command
         self.state.next_command += 1
+        return CommandId(number)
+
+    def _send(self, executor: Executor, command: ExecutorCommand) -> None:
         executor.pending[command.command] = command
         self.commands.append(command)
 
@@ -107,7 +111,7 @@ class Turn:
         executor.copying = function.id
         function.from_disk = False
         latest = self.now + self.state.settings.command_window_ns
-        self._send(executor, lambda c: Load(executor.id, c, function.id, path, self.now, latest))
+        self._send(executor, Load(executor.id, self.number(), function.id, path, self.now, latest))
         self.settle(function)
 
     def end_load(self, function: Function, executor: Executor, change: ResidencyChange) -> None:
@@ -136,8 +140,8 @@ class Turn:
         executor.recency.move_to_end(function.id)
         self._touch_image(function)
         self._change(function, executor, ResidencyChange.EXECUTE)
-        latest = request.timeout_ns
-        self._send(executor, lambda c: Execute(executor.id, c, request.id, function.id, self.now, latest))
+        number, latest = self.number(), request.timeout_ns
+        self._send(executor, Execute(executor.id, number, request.id, function.id, self.now, latest))
         self.settle(function)
 
     def end_execution(self, request: Request, executor: Executor, reason: Reason | None = None) -> Function:
@@ -156,7 +160,7 @@ class Turn:
         residency = function.residencies[executor.id]
         executor.free_bytes += residency.size_bytes
         function.ledger.evicted(self.now - residency.loaded_ns)
-        self._send(executor, lambda c: Evict(executor.id, c, function.id))
+        self._send(executor, Evict(executor.id, self.number(), function.id))
         self.settle(function)
 
     def end_eviction(self, function: Function, executor: Executor) -> None:
@@ -260,9 +264,7 @@ class Turn:
         assert request.executor is not None
         request.change(RequestChange.ABANDON)
         executor = self.state.executors[request.executor]
-        command = CommandId(self.state.next_command)
-        self.state.next_command += 1
-        self.commands.append(Cancel(executor.id, command, request.id))
+        self.commands.append(Cancel(executor.id, self.number(), request.id))
 
     def refuse_queue(self, function: Function, reason: Reason, message: str, retry_after_ns: Ns = 0) -> None:
         """End every request that waits for a function."""

@@ -22,6 +22,7 @@ evicted, and "really free" means two things, asked of the driver separately:
   the number of swaps.
 """
 
+import threading
 from collections import deque
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -101,6 +102,7 @@ class VmmDevice:
         self._registered: dict[int, Bytes] = {}
         self._handles: list[int] = []
         self._open = True
+        self._entered = threading.local()
         with ExitStack() as undo:
             self._context = self._driver.retain_primary_context(index)
             undo.callback(self._driver.release_primary_context, index)
@@ -260,8 +262,10 @@ class VmmDevice:
     # -------------------------------------------------------------- inside
 
     def _enter(self) -> None:
-        """The context is current by thread, and the caller may be any."""
-        self._driver.set_context(self._context)
+        """The context is current by thread, and the caller may be any; each thread is told once."""
+        if not getattr(self._entered, "yes", False):
+            self._driver.set_context(self._context)
+            self._entered.yes = True
 
     def _create_pool(self, capacity_bytes: Bytes | None, chunk_bytes: Bytes) -> ChunkPool:
         granularity = self._driver.granularity(self._index)

@@ -24,8 +24,13 @@ class Arrival:
         self._failure: str | None = None
         self._changed = threading.Condition()
 
+    @property
+    def announced(self) -> int:
+        """Groups whose copies are queued."""
+        return len(self._fences)
+
     def begin(self) -> None:
-        """The module is built and guarded: it may run, and wait for its groups."""
+        """The module is built and guarded: it may run, and wait for its groups. Once is enough, more do no harm."""
         with self._changed:
             self._begun = True
             self._changed.notify_all()
