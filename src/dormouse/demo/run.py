@@ -73,7 +73,8 @@ async def demonstrate(demo: Demo, console: Console) -> Figures:
     display = Display(console)
     cache = workspace.cache_directory()
     with workspace.run_directory(cache) as directory:
-        display.say(f"{len(demo.variants)} functions on a {demo.device} device of {demo.device_bytes // MIB} MiB")
+        memory = f"{demo.device_bytes // MIB} MiB of device memory"
+        display.say(f"{len(demo.variants)} functions, {memory}, device {demo.device}")
         async with server(directory / "state", _options(demo), directory / "server.log") as operator:
             start = Start("", str(cache), demo.device, demo.threads)
             with display.deployment(len(demo.variants)) as bars:

@@ -1,0 +1,1 @@
+"""Code that the demo deploys by name; its folder is what the server is allowed to import from."""
