@@ -5,10 +5,13 @@ or memory.
 """
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -76,16 +79,13 @@ class Node:
             (config.state_dir / "images").mkdir(parents=True, exist_ok=True)
         except OSError as fault:
             raise ConfigurationFault(f"state_dir = {config.state_dir}: {fault.strerror}") from None
-        catalog = Catalog(config.state_dir / "catalog.sqlite")
-        try:
+        with _owned(config.state_dir), contextlib.closing(Catalog(config.state_dir / "catalog.sqlite")) as catalog:
             node = cls(config, catalog)
             try:
                 await node._start()
                 yield node
             finally:
                 await node._close()
-        finally:
-            catalog.close()
 
     async def _start(self) -> None:
         faults = await self._executors.start(devices_of(self._config.device), self._store.arena, self._controller.post)
@@ -264,6 +264,18 @@ class Node:
             "admitted": refusal is None,
             "refusal": None if refusal is None else error_for(refusal.reason, refusal.message).message,
         }
+
+
+@contextlib.contextmanager
+def _owned(state_dir: Path) -> Iterator[None]:
+    """Keep others out: a second server would take the first one's images for leftovers. Raises ConfigurationFault."""
+    with (state_dir / "lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it does
+        except OSError as fault:
+            said = "another server uses it" if fault.errno == errno.EWOULDBLOCK else fault.strerror
+            raise ConfigurationFault(f"state_dir = {str(state_dir)!r}: {said}; give each its own --state-dir") from None
+        yield
 
 
 def _id(deployed: Deployed) -> FunctionId:
