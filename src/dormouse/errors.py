@@ -8,6 +8,7 @@
     ├── Unavailable           503    known but not now; carries Retry-After
     ├── DeadlineMissed        504    the request's timeout passed
     ├── HostMemoryFull        507    does not fit beside what may not be dropped
+    ├── StateNotKept          507    the state directory cannot be written: the disk is full, or failed
     ├── ExecutionFault        500    the model raised
     ├── RefusedSource         400    a model source that is corrupt, unsafe or not supported
     ├── ConfigurationFault    2*     settings or a manifest that cannot be used (*exit status)
@@ -78,6 +79,10 @@ class DeadlineMissed(DormouseError):
 
 
 class HostMemoryFull(DormouseError):
+    status = 507
+
+
+class StateNotKept(DormouseError):
     status = 507
 
 

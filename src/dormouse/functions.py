@@ -3,7 +3,6 @@
 Pure: reads no file but the manifest text it is given.
 """
 
-import math
 import re
 import tomllib
 from typing import Any
@@ -16,6 +15,10 @@ from dormouse.errors import ConfigurationFault
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DTYPES = ("float32", "float16", "bfloat16")
+LONGEST_MS = 1e12
+"""Thirty years. In nanoseconds, and added to any clock, it still fits in 64 bits."""
+DURATION = f"a positive number of milliseconds, at most {LONGEST_MS:g}"
+LONGEST_QUEUE = 10**9
 TASKS = ("auto", "raw", "embedding", "next-token", "classification")
 
 
@@ -79,10 +82,15 @@ def checked(manifest: Manifest, origin: str) -> Manifest:
         (manifest.source != "", "source", manifest.source, "a directory, a .pt2 file or module:callable"),
         (manifest.dtype is None or manifest.dtype in DTYPES, "dtype", manifest.dtype, f"one of {', '.join(DTYPES)}"),
         (manifest.task in TASKS, "task", manifest.task, f"one of {', '.join(TASKS)}"),
-        (_positive(manifest.slo.deadline_ms), "slo.deadline_ms", manifest.slo.deadline_ms, "a positive number"),
+        (_is_duration(manifest.slo.deadline_ms), "slo.deadline_ms", manifest.slo.deadline_ms, DURATION),
         (0 < manifest.slo.percentile < 100, "slo.percentile", manifest.slo.percentile, "between 0 and 100"),
-        (_positive(manifest.limits.timeout_ms), "limits.timeout_ms", manifest.limits.timeout_ms, "a positive number"),
-        (manifest.limits.queue_length > 0, "limits.queue_length", manifest.limits.queue_length, "at least 1"),
+        (_is_duration(manifest.limits.timeout_ms), "limits.timeout_ms", manifest.limits.timeout_ms, DURATION),
+        (
+            0 < manifest.limits.queue_length <= LONGEST_QUEUE,
+            "limits.queue_length",
+            manifest.limits.queue_length,
+            f"at least 1 and at most {LONGEST_QUEUE}",
+        ),
     )
     for sound, key, value, expected in rules:
         if not sound:
@@ -114,5 +122,5 @@ def _ns(milliseconds: float) -> Ns:
     return round(milliseconds * 1_000_000)
 
 
-def _positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+def _is_duration(milliseconds: float) -> bool:
+    return 0 < milliseconds <= LONGEST_MS

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+import resource
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,12 +125,23 @@ class Gate:
         return {"begun": str(self.begun), "go_on": str(self.go_on)}
 
     async def wait_until_begun(self) -> None:
-        """A forward pass stands at the gate."""
+        """A forward pass (or an import) stands at the gate."""
         assert await asyncio.to_thread(self.begun.read_text) == "begun"
 
     async def open(self) -> None:
         """Let it pass."""
         await asyncio.to_thread(self.go_on.write_text, "go on")
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Inside, this process can make no file longer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def pid_of(node: Node) -> int:

@@ -9,9 +9,10 @@ from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.journal import JournalWriter, read_journal
 from dormouse.core.messages import SetTimer, TimerFired
 from dormouse.core.types import Settings
-from dormouse.errors import ConfigurationFault
+from dormouse.errors import ConfigurationFault, StateNotKept
 from dormouse.functions import Manifest
 from dormouse.tensors import Signature
+from tests.node.nodes import full_disk
 
 SETTINGS = Settings(host_capacity_bytes=1)
 
@@ -32,6 +33,31 @@ def test_the_catalog_keeps_functions_between_openings(tmp_path: Path) -> None:
     again.remove("f", 1)
     assert [d.name for d in again.functions()] == ["g"]
     again.close()
+
+
+def test_a_name_stands_for_the_revision_added_last(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.sqlite")
+    for revision in (1, 2):
+        catalog.add(deployed(revision))
+    assert [d.revision for d in catalog.functions()] == [2]
+    catalog.close()
+
+
+def test_a_catalog_that_cannot_be_written_says_so_and_stays_as_it_was(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.sqlite")
+    catalog.add(deployed(1))
+    with full_disk():
+        for change in (
+            lambda: catalog.add(deployed(2)),
+            lambda: catalog.remove("f", 1),
+            lambda: catalog.set_available("f", 1, False),
+            lambda: catalog.next_revision("f"),
+        ):
+            with pytest.raises(StateNotKept, match="cannot be written"):
+                change()
+    assert [(d.revision, d.available) for d in catalog.functions()] == [(1, True)]
+    assert catalog.next_revision("f") == 1
+    catalog.close()
 
 
 def test_a_revision_number_is_never_used_twice(tmp_path: Path) -> None:
@@ -67,6 +93,16 @@ def test_a_journal_is_read_back_up_to_where_it_was_cut(tmp_path: Path) -> None:
     settings, entries = read_journal(file)
     assert settings == SETTINGS
     assert [(e.now, e.commands) for e in entries] == [(1, [SetTimer(2)])]
+
+
+def test_a_journal_on_a_full_disk_ends_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    writer = JournalWriter(Path("/dev/full"), SETTINGS)
+    for now in range(10_000):
+        writer.append(now, TimerFired(), [SetTimer(now + 1)])
+    writer.close()
+    assert [record.message for record in caplog.records] == [
+        "the journal /dev/full ends early: No space left on device"
+    ]
 
 
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:

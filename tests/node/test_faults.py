@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dormouse.config import MIB
-from dormouse.errors import DormouseError
+from dormouse.errors import DormouseError, StateNotKept, UnknownFunction
 from tests.node.nodes import (
     Gate,
     answer,
@@ -16,6 +16,7 @@ from tests.node.nodes import (
     assert_close,
     closed_gate,
     expected,
+    full_disk,
     inputs,
     manifest,
     opened,
@@ -110,5 +111,42 @@ def test_a_shutdown_answers_those_who_wait(tmp_path: Path) -> None:
             await gate.wait_until_begun()
         with pytest.raises(DormouseError, match="shutting down"):
             await running
+
+    run(work())
+
+
+def test_what_cannot_be_kept_on_a_full_disk_is_not_done(tmp_path: Path) -> None:
+    async def work() -> None:
+        gate = Gate(tmp_path)
+        config = small(tmp_path / "state")
+        async with opened(config) as node:
+            await node.deploy(manifest("f", "stack", seed=1, mib=1))
+            deploying = asyncio.create_task(node.deploy(manifest("g", "slowly_imported", **gate.arguments)))
+            await gate.wait_until_begun()
+            with full_disk():
+                await gate.open()
+                for change in (deploying, node.remove("f"), node.unload("f"), node.deploy(manifest("f", "counter"))):
+                    with pytest.raises(StateNotKept):
+                        await change
+            assert [row["name"] for row in node.functions()] == ["f"]
+            assert node.node()["functions"] == 1
+            await ask(node, "f", inputs(0))
+        assert not list((tmp_path / "state" / "images").glob("g/*"))
+        async with opened(config) as node:
+            await ask(node, "f", inputs(0))
+            await node.remove("f")
+            assert node.node()["host"]["used_bytes"] == 0
+
+    run(work())
+
+
+def test_names_that_nobody_deployed_leave_nothing_behind(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            for n in range(10):
+                for change in (node.load, node.unload, node.remove):
+                    with pytest.raises(UnknownFunction):
+                        await change(f"stranger-{n}")
+            assert "stranger" not in str(vars(node))
 
     run(work())

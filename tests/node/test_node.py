@@ -353,3 +353,18 @@ def test_a_device_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_the_zoo_is_where_it_is_said_to_be() -> None:
     assert (ZOO / "zoo.py").is_file()
+
+
+def test_a_second_node_is_kept_out_of_a_state_directory_in_use(tmp_path: Path) -> None:
+    async def work() -> None:
+        config = small(tmp_path)
+        async with opened(config) as node:
+            await node.deploy(manifest("f", "stack", seed=1))
+            with pytest.raises(ConfigurationFault, match="another server uses it"):
+                async with opened(config):
+                    raise AssertionError("two nodes share one state directory")
+            await ask(node, "f", inputs(0))
+        async with opened(config) as node:
+            await ask(node, "f", inputs(0))
+
+    run(work())

@@ -1,8 +1,9 @@
 """From a source to an image on disk: what is in it, that it gives the same answers, and that failures leave nothing."""
 
 import json
+import os
+import select
 import zlib
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dormouse.errors import Conflict, RefusedSource
 from dormouse.functions import InputManifest, Manifest
 from dormouse.model import importing, sources
 from dormouse.model.datatypes import bytes_of
-from dormouse.model.import_process import answer, process_for_one_import
+from dormouse.model.import_process import ImportProcess
 from dormouse.model.importing import import_model, inspect_model
 from dormouse.model.profiling import kept_tensors
 from dormouse.store.index import ALIGNMENT_BYTES, DATA_FILE, PAGE_BYTES, ImageIndex, TensorEntry, read_index
@@ -193,8 +194,13 @@ def test_inspecting_says_what_would_be_made_and_writes_nothing(tmp_path: Path) -
 
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
-    with process_for_one_import() as process:
-        told: dict[str, Any] = json.loads(process.submit(answer, json.dumps(request).encode()).result())
+    """What a process of its own answers; {} if it died."""
+    process = ImportProcess(json.dumps(request).encode())
+    with process.answers.makefile("rb") as answers:
+        said = answers.read()
+    process.answers.close()
+    process.end()
+    told: dict[str, Any] = json.loads(said or b"{}")
     return told
 
 
@@ -223,9 +229,39 @@ def test_an_importer_that_dies_takes_nothing_with_it(tmp_path: Path) -> None:
         "target": str(tmp_path / "image"),
         "allow_code": [str(path) for path in allow_code],
     }
-    with pytest.raises(BrokenProcessPool):
-        ask(request)
+    assert ask(request) == {}
     assert not (tmp_path / "image").exists()
+
+
+def test_a_factory_that_exits_is_refused(tmp_path: Path) -> None:
+    manifest, allow_code = factory(tmp_path, "net")
+    file = tmp_path / "code" / "factories.py"
+    file.write_text("raise SystemExit(3)\n" + file.read_text())
+    request = {
+        "manifest": {"name": "m", "source": manifest.source, "code": manifest.code},
+        "allow_code": [str(path) for path in allow_code],
+    }
+    told = ask(request)
+    assert told["status"] == 400 and "SystemExit" in told["error"]
+
+
+def test_an_import_ends_when_nobody_wants_its_answer_any_more(tmp_path: Path) -> None:
+    manifest, allow_code = factory(tmp_path, "net")
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    file = tmp_path / "code" / "factories.py"
+    waits = f"import os, signal\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\nsignal.pause()\n"
+    file.write_text(waits + file.read_text())
+    request = {
+        "manifest": {"name": "m", "source": manifest.source, "code": manifest.code},
+        "allow_code": [str(path) for path in allow_code],
+    }
+    process = ImportProcess(json.dumps(request).encode())
+    ending = select.poll()
+    ending.register(os.pidfd_open(int(begun.read_text())), select.POLLIN)
+    process.answers.close()  # as the kernel does when the control process is killed
+    assert ending.poll(30_000)
+    process.end()
 
 
 def test_a_real_sentence_embedding_keeps_its_meaning(tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ def test_without_parameters_the_defaults_hold() -> None:
         ({"priority": 0, "timeout": 0, "slo_ms": 0}, (DEFAULT_PRIORITY, None, None)),
         ({"priority": 1, "timeout": 1, "slo_ms": 0.5}, (1, 1_000, 500_000)),
         ({"timeout": 10**30, "slo_ms": 1e300}, (DEFAULT_PRIORITY, 2**61, 2**61)),
+        ({"timeout": 10**400, "slo_ms": 1e308}, (DEFAULT_PRIORITY, 2**61, 2**61)),
     ],
 )
 def test_priority_timeout_and_slo_are_read(parameters: dict[str, object], expected: tuple[object, ...]) -> None:

@@ -52,12 +52,12 @@ def serve_command(
     options = {key: value for key, value in locals().items() if key not in ("config", "reset", "state_dir")}
     given = {key: value for key, value in options.items() if value is not None and value != []}
     settings = configure(state_dir, given, config, reset=reset)
-    save(settings)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if not _is_loopback(settings.host):
         typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions", err=True)
 
     def announce(address: str) -> None:
+        save(settings)  # now that they have proved of use, and no other server has the state directory
         typer.echo(f"dormouse is ready on {address} (state in {settings.state_dir})")
 
     run(serve(settings, on_ready=announce))

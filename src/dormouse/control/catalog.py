@@ -1,13 +1,15 @@
 """What survives a restart: the deployed functions, in SQLite. An answer is given only after its row is committed."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from dormouse.core.types import Bytes
-from dormouse.errors import ConfigurationFault
+from dormouse.errors import ConfigurationFault, StateNotKept
 from dormouse.functions import Manifest
 from dormouse.tensors import Signature
 
@@ -65,30 +67,50 @@ class Catalog:
             raise ConfigurationFault(f"{self._file} has schema {version}, this version reads {SCHEMA_VERSION}")
 
     def functions(self) -> list[Deployed]:
-        """Every function, oldest revision first."""
-        rows = self._connection.execute("SELECT record, available FROM functions ORDER BY name, revision")
+        """Every function, by name."""
+        rows = self._connection.execute("SELECT record, available FROM functions ORDER BY name")
         return [
             msgspec.structs.replace(msgspec.json.decode(record, type=Deployed), available=bool(available))
             for record, available in rows
         ]
 
     def next_revision(self, name: str) -> int:
-        """A number that no revision of this name has had, nor will have again."""
+        """A number that no revision of this name has had, nor will have again. Raises StateNotKept."""
         statement = """INSERT INTO revisions VALUES (?, 1)
             ON CONFLICT (name) DO UPDATE SET latest = latest + 1 RETURNING latest"""
-        revision: int = self._connection.execute(statement, (name,)).fetchone()[0]
+        with self._transaction() as connection:
+            revision: int = connection.execute(statement, (name,)).fetchone()[0]
         return revision
 
     def add(self, deployed: Deployed) -> None:
+        """From now on the name stands for this revision; the one before is gone. Raises StateNotKept."""
         row = (deployed.name, deployed.revision, deployed.available, msgspec.json.encode(deployed))
-        self._connection.execute("INSERT INTO functions VALUES (?, ?, ?, ?)", row)
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM functions WHERE name = ?", (deployed.name,))
+            connection.execute("INSERT INTO functions VALUES (?, ?, ?, ?)", row)
 
     def set_available(self, name: str, revision: int, available: bool) -> None:
+        """Raises StateNotKept."""
         statement = "UPDATE functions SET available = ? WHERE name = ? AND revision = ?"
-        self._connection.execute(statement, (available, name, revision))
+        with self._transaction() as connection:
+            connection.execute(statement, (available, name, revision))
 
     def remove(self, name: str, revision: int) -> None:
-        self._connection.execute("DELETE FROM functions WHERE name = ? AND revision = ?", (name, revision))
+        """Raises StateNotKept."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM functions WHERE name = ? AND revision = ?", (name, revision))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of what is done inside, or StateNotKept and none of it."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as fault:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise StateNotKept(f"{self._file} cannot be written: {fault}") from None
 
     def close(self) -> None:
         self._connection.close()

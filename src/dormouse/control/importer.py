@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from msgspec import Struct
 from dormouse.core.types import Bytes
 from dormouse.errors import DormouseError, RefusedSource
 from dormouse.functions import Manifest
-from dormouse.model.import_process import answer, process_for_one_import
+from dormouse.model.import_process import ImportProcess
 from dormouse.store.image import remove_staging
 from dormouse.tensors import Signature
 
@@ -41,25 +40,33 @@ async def import_source(
         "allow_code": [str(directory) for directory in allow_code],
         "inspect": inspect,
     }
-    process = process_for_one_import()
-    work = process.submit(answer, msgspec.json.encode(request))
     try:
-        output = await asyncio.wrap_future(work)
-    except BrokenProcessPool:
+        told: Any = msgspec.json.decode(await _answer(msgspec.json.encode(request)))
+    except msgspec.DecodeError:
         _remove(target)
         raise RefusedSource(
             f"'{manifest.name}': the importer died while it read {manifest.source}; "
             "the source may be damaged, or memory may have run out"
         ) from None
     except asyncio.CancelledError:
-        work.add_done_callback(lambda _: _remove(target))
+        _remove(target)
         raise
-    finally:
-        process.shutdown(wait=False)
-    told: Any = msgspec.json.decode(output)
     if "error" in told:
         raise _error(msgspec.convert(told, _Failed))
     return msgspec.convert(told, Imported)
+
+
+async def _answer(request: bytes) -> bytes:
+    """What an import says, which is nothing if it died. It has ended when this returns or is cancelled."""
+    process = await asyncio.to_thread(ImportProcess, request)
+    try:
+        reader, writer = await asyncio.open_connection(sock=process.answers)
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+    finally:
+        await asyncio.to_thread(process.end)
 
 
 def _remove(target: Path | None) -> None:

@@ -3,6 +3,7 @@
 A file is a header line and then frames: a 4-byte little-endian length, then msgpack of (now, event, commands).
 """
 
+import logging
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from dormouse.core.messages import Command, Event
 from dormouse.core.types import Ns, Settings
 from dormouse.errors import ConfigurationFault
 
+_LOG = logging.getLogger("dormouse.control")
 FORMAT = 1
 LENGTH = struct.Struct("<I")
 
@@ -40,9 +42,13 @@ def encode_commands(commands: list[Command]) -> bytes:
 
 
 class JournalWriter:
-    """Appends entries; a crash loses at most what the operating system had not yet taken."""
+    """Appends entries; a crash loses at most what the operating system had not yet taken.
+
+    When the disk is full the journal ends, with a line in the log; what it would have recorded goes on.
+    """
 
     def __init__(self, file: Path, settings: Settings) -> None:
+        self._ended = False
         try:
             self._file: BinaryIO = file.open("wb")
         except OSError as fault:
@@ -51,10 +57,22 @@ class JournalWriter:
 
     def append(self, now: Ns, event: Event, commands: list[Command]) -> None:
         body = _encoder.encode(Entry(now, event, commands))
-        self._file.write(LENGTH.pack(len(body)) + body)
+        try:
+            if not self._ended:
+                self._file.write(LENGTH.pack(len(body)) + body)
+        except OSError as fault:
+            self._end(fault)
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as fault:
+            self._end(fault)
+
+    def _end(self, fault: OSError) -> None:
+        if not self._ended:
+            _LOG.error("the journal %s ends early: %s", self._file.name, fault.strerror)
+        self._ended = True
 
 
 def read_journal(file: Path) -> tuple[Settings, Iterator[Entry]]:

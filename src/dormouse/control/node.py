@@ -5,10 +5,13 @@ or memory.
 """
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.state import Service
 from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
-from dormouse.errors import ConfigurationFault, DormouseError, UnknownFunction, error_for
+from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept, UnknownFunction, error_for
 from dormouse.functions import Manifest, checked, function_id, limits_of, name_of, revision_of, slo_of
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference
@@ -76,16 +79,13 @@ class Node:
             (config.state_dir / "images").mkdir(parents=True, exist_ok=True)
         except OSError as fault:
             raise ConfigurationFault(f"state_dir = {config.state_dir}: {fault.strerror}") from None
-        catalog = Catalog(config.state_dir / "catalog.sqlite")
-        try:
+        with _owned(config.state_dir), contextlib.closing(Catalog(config.state_dir / "catalog.sqlite")) as catalog:
             node = cls(config, catalog)
             try:
                 await node._start()
                 yield node
             finally:
                 await node._close()
-        finally:
-            catalog.close()
 
     async def _start(self) -> None:
         faults = await self._executors.start(devices_of(self._config.device), self._store.arena, self._controller.post)
@@ -96,12 +96,8 @@ class Node:
             self._restore(deployed)
 
     def _forget_leftovers(self) -> None:
-        """Keep of each name the newest revision that was acknowledged; remove what a crash left of any other."""
-        for deployed in self._catalog.functions():
-            older = self._functions.get(deployed.name)
-            if older is not None:
-                self._catalog.remove(older.name, older.revision)
-            self._functions[deployed.name] = deployed
+        """Keep the revisions that the catalog knows; remove what a crash left of any other."""
+        self._functions = {deployed.name: deployed for deployed in self._catalog.functions()}
         kept = {self._directory_of(_id(deployed)) for deployed in self._functions.values()}
         for directory in self._images.glob("*/*"):
             if directory not in kept:
@@ -206,16 +202,18 @@ class Node:
     # ------------------------------------------------------------------ operations
 
     async def load(self, name: str) -> None:
+        self._find(name)  # before a lock is made for it
         async with self._locks[name]:
             deployed = self._find(name)
             await self._controller.operate(lambda op: LoadRequested(op, _id(deployed)))
             self._catalog.set_available(name, deployed.revision, True)
 
     async def unload(self, name: str) -> None:
+        self._find(name)
         async with self._locks[name]:
             deployed = self._find(name)
-            await self._unload(_id(deployed))
             self._catalog.set_available(name, deployed.revision, False)
+            await self._unload(_id(deployed))
 
     async def deploy(self, manifest: Manifest) -> str:
         checked(manifest, f"'{manifest.name}'")
@@ -229,7 +227,11 @@ class Node:
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
-            self._catalog.add(deployed)
+            try:
+                self._catalog.add(deployed)
+            except StateNotKept:
+                await self._retire(deployed)
+                raise
             replaced = self._functions.get(manifest.name)
             self._functions[manifest.name] = deployed
             if replaced is not None:
@@ -237,15 +239,17 @@ class Node:
         return str(revision)
 
     async def remove(self, name: str) -> None:
+        self._find(name)
         async with self._locks[name]:
             deployed = self._find(name)
+            # The catalog first: a crash in between leaves an image that nobody knows, never a name without its image.
+            self._catalog.remove(name, deployed.revision)
             await self._retire(deployed)
             del self._functions[name]
 
     async def _retire(self, deployed: Deployed) -> None:
-        """Take a revision out of service; what it has queued is served first."""
+        """Take a revision that the catalog has forgotten out of service; what it has queued is served first."""
         await self._controller.operate(lambda op: RemovalRequested(op, _id(deployed)))
-        self._catalog.remove(deployed.name, deployed.revision)
 
     async def check(self, manifest: Manifest) -> dict[str, Any]:
         checked(manifest, f"'{manifest.name}'")
@@ -264,6 +268,18 @@ class Node:
             "admitted": refusal is None,
             "refusal": None if refusal is None else error_for(refusal.reason, refusal.message).message,
         }
+
+
+@contextlib.contextmanager
+def _owned(state_dir: Path) -> Iterator[None]:
+    """Keep others out: a second server would take the first one's images for leftovers. Raises ConfigurationFault."""
+    with (state_dir / "lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it does
+        except OSError as fault:
+            said = "another server uses it" if fault.errno == errno.EWOULDBLOCK else fault.strerror
+            raise ConfigurationFault(f"state_dir = {str(state_dir)!r}: {said}; give each its own --state-dir") from None
+        yield
 
 
 def _id(deployed: Deployed) -> FunctionId:

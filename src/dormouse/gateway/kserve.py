@@ -280,9 +280,12 @@ def _duration(parameters: dict[str, object], name: str, unit_ns: Ns) -> Ns | Non
     value = parameters.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    endless = isinstance(value, float) and not math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or endless or value < 0:
         raise InvalidRequest(f"parameter: {name} is {_shown(value)}, expected a positive number")
-    return min(round(value * unit_ns), LONGEST_NS) or None
+    if value >= LONGEST_NS // unit_ns:  # before it is multiplied, which a float might not survive
+        return LONGEST_NS
+    return round(value * unit_ns) or None
 
 
 def _shown(value: object) -> str:

@@ -7,19 +7,42 @@ This file itself imports no torch: it is what the control process sees of the im
 
 import importlib
 import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+import os
+import socket
+import threading
 
 IMPORTER = "dormouse.model.importing"
+DIED = 1
 
 
-def process_for_one_import() -> ProcessPoolExecutor:
-    """A process that takes one request and ends. If it dies, its future raises BrokenProcessPool and nobody else's."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", IMPORTER])
-    return ProcessPoolExecutor(max_workers=1, mp_context=context)
+class ImportProcess:
+    """A process that takes one request, says its answer and ends. If it dies, or is killed, it says nothing."""
+
+    def __init__(self, request: bytes) -> None:
+        """Start it. The first one is started in seconds, while torch is loaded."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["__main__", IMPORTER])
+        self.answers, theirs = socket.socketpair()
+        """Gives the whole answer, then ends. If it is closed before, the process ends too."""
+        with theirs:
+            self._process = context.Process(target=_answer, args=(theirs, request), daemon=True)
+            self._process.start()
+
+    def end(self) -> None:
+        """Kill it if it has not ended by itself, and wait until it has."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
 
 
-def answer(request: bytes) -> bytes:
+def _answer(connection: socket.socket, request: bytes) -> None:
     """Run in that process: one JSON request in, one JSON answer out."""
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     answered: bytes = importlib.import_module(IMPORTER).answered_bytes(request)
-    return answered
+    connection.sendall(answered)
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End when the control process is gone, or wants no answer any more, however long the import would yet take."""
+    connection.recv(1)
+    os._exit(DIED)

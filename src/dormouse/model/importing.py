@@ -163,7 +163,7 @@ def answered(request: bytes) -> ImportSummary | ImportFailure:
         return ImportFailure("there is not enough memory to import the model", 507)
     except OSError as fault:
         return ImportFailure(f"the image cannot be written: {one_line(fault)}", 507)
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         return ImportFailure(f"the model cannot be imported: {one_line(fault)}", 400)
     return ImportSummary(
         index.image_bytes, index.state_bytes, len(index.tensors), index.signature, index.platform, index.dtype
