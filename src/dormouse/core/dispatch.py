@@ -7,8 +7,7 @@ one runs; a function that is resident never waits behind one that is still arriv
 from dormouse.core.admission import larger_than_devices, larger_than_host
 from dormouse.core.eviction import images_to_drop, residents_to_bring_home
 from dormouse.core.operations import depart, evict_everywhere, give_up
-from dormouse.core.ready import ReadyQueue
-from dormouse.core.state import Executor, Function
+from dormouse.core.state import Function
 from dormouse.core.turn import Turn
 
 
@@ -18,22 +17,15 @@ def dispatch(turn: Turn) -> None:
     if state.cold:
         read_images(turn)
     for executor in executors:
-        if executor.executing is None:
-            run_first(turn, executor, executor.ready)
+        if executor.executing is None and (name := executor.ready.first()) is not None:
+            turn.execute(state.functions[name], executor)
     if state.homeless:
         load_images(turn)
     for executor in executors:
-        if executor.executing is None:
-            # On the layers that have come so far; it waits for the others as it reaches them.
-            run_first(turn, executor, executor.arriving)
+        # On the layers that have come so far; it waits for the others as it reaches them.
+        if executor.executing is None and (name := executor.arriving.first()) is not None:
+            turn.execute(state.functions[name], executor)
     depart(turn)
-
-
-def run_first(turn: Turn, executor: Executor, queue: ReadyQueue) -> None:
-    """Start the most urgent request of those that wait in this queue for the executor's compute lane."""
-    name = queue.first()
-    if name is not None:
-        turn.execute(turn.state.functions[name], executor)
 
 
 def load_images(turn: Turn) -> None:

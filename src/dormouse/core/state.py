@@ -236,6 +236,7 @@ class Residency:
 
 @dataclass(slots=True)
 class Function:
+    id: FunctionId
     spec: FunctionSpec
     host_bytes: Bytes
     """Whole pages."""
@@ -258,12 +259,10 @@ class Function:
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
-    def id(self) -> FunctionId:
-        return self.spec.id
-
-    @property
     def head(self) -> Request | None:
-        return next(iter(self.queue.values()), None)
+        for request in self.queue.values():
+            return request
+        return None
 
     @property
     def accepts(self) -> bool:
@@ -288,7 +287,7 @@ class Function:
 
 
 def new_function(spec: FunctionSpec, settings: Settings) -> Function:
-    return Function(spec, round_up(spec.image_bytes, settings.host_page_bytes))
+    return Function(spec.id, spec, round_up(spec.image_bytes, settings.host_page_bytes))
 
 
 @dataclass(slots=True)
