@@ -10,12 +10,14 @@ from dormouse.core.messages import (
     Evict,
     EvictionFinished,
     Execute,
+    ExecutionFailed,
     ExecutionFinished,
     Forget,
     FunctionDeployed,
     ImageRead,
     ImageReadFailed,
     Load,
+    LoadFailed,
     LoadFinished,
     LoadRequested,
     ReadImage,
@@ -371,6 +373,27 @@ def test_a_removed_function_is_forgotten_everywhere(bench: Bench) -> None:
     commands = bench.send(EvictionFinished(GPU, eviction.command, A))
     assert [type(c) for c in commands] == [DropImage, Forget, DeleteImage, Acknowledge]
     assert bench.state.functions == {}
+
+
+def test_a_function_whose_load_failed_is_forgotten_too(bench: Bench) -> None:
+    bench.park("a/1")
+    load, run = bench.ask("a/1")[:2]
+    assert isinstance(load, Load)
+    assert isinstance(run, Execute)
+    bench.send(RequestCancelled(run.request))
+    bench.send(ExecutionFailed(GPU, run.command, run.request, Reason.LOAD_FAILED, "copy failed"))
+    bench.send(LoadFailed(GPU, load.command, A, "copy failed"))
+    commands = bench.send(RemovalRequested(bench.operation(), A))
+    assert only(commands, Forget).function == A
+
+
+def test_a_pin_does_not_try_for_ever_what_fails(bench: Bench) -> None:
+    commands = bench.park("a/1", pin=Pin.DEVICE)
+    for _ in range(bench.state.settings.attempts):
+        load = only(commands, Load)
+        commands = bench.send(LoadFailed(GPU, load.command, A, "copy failed"))
+    assert every(commands, Load) == []
+    assert only(bench.ask("a/1"), Load).function == A
 
 
 def test_unloading_what_is_being_removed_waits_for_the_removal(bench: Bench) -> None:

@@ -102,6 +102,9 @@ class Node:
         for directory in self._images.glob("*/*"):
             if directory not in kept:
                 shutil.rmtree(directory, ignore_errors=True)
+        for directory in self._images.glob("*"):
+            with contextlib.suppress(OSError):  # which says that it is not empty
+                directory.rmdir()
 
     def _restore(self, deployed: Deployed) -> None:
         """The core knows it at once; its image is parked meanwhile, where there is room."""

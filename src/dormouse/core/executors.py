@@ -72,6 +72,7 @@ def load_finished(turn: Turn, event: LoadFinished) -> None:
     turn.end_load(function, executor, ResidencyChange.LOADED)
     executor.built.add(function.id)
     function.load_failures = 0
+    function.unplaceable = False
     function.ledger.loaded(residency.path, function.spec.image_bytes)
     turn.settle(function)
 
@@ -86,6 +87,7 @@ def _load_ended_badly(turn: Turn, function: Function, executor: Executor, messag
     function.load_failures += 1
     if function.load_failures >= turn.state.settings.attempts:
         function.load_failures = 0
+        function.unplaceable = True
         turn.refuse_queue(function, Reason.LOAD_FAILED, f"'{function.id}' could not be loaded: {message}")
     turn.settle(function)
 

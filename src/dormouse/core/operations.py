@@ -146,7 +146,8 @@ def evict_everywhere(turn: Turn, function: Function) -> None:
 
 def _delete(turn: Turn, function: Function) -> None:
     for executor in turn.state.executors.values():
-        if function.id in executor.built:
+        if function.id in executor.known:
+            executor.known.discard(function.id)
             executor.built.discard(function.id)
             turn.commands.append(Forget(executor.id, turn.number(), function.id))
     for queue in function.waits_in:

@@ -245,7 +245,7 @@ class Function:
     parking: bool = False
     """It is to be brought to host memory although no request asks for it."""
     unplaceable: bool = False
-    """A pin asks for it on a device, and no device that is here could hold it."""
+    """No device that is here could hold it, or loading it failed: a pin alone does not try again, a request does."""
     from_disk: bool = False
     """Requests waited while it was read from disk, and no device has loaded it since."""
     load_failures: int = 0
@@ -310,6 +310,9 @@ class Executor:
     recency: OrderedDict[FunctionId, Residency] = field(default_factory=OrderedDict)
     """Every residency, least recently used first."""
     built: set[FunctionId] = field(default_factory=set)
+    """Functions that it has loaded before: the next load need not build them."""
+    known: set[FunctionId] = field(default_factory=set)
+    """Functions that it was ever told to load. Even one whose load failed has left something there."""
     pending: dict[CommandId, ExecutorCommand] = field(default_factory=dict)
 
     def region_bytes(self, spec: FunctionSpec) -> Bytes:

@@ -109,6 +109,7 @@ class Turn:
         if function.spec.pin is Pin.DEVICE:
             executor.pinned_bytes += residency.size_bytes
         executor.copying = function.id
+        executor.known.add(function.id)
         function.from_disk = False
         latest = self.now + self.state.settings.command_window_ns
         self._send(executor, Load(executor.id, self.number(), function.id, path, self.now, latest))
