@@ -44,8 +44,8 @@ class _Process:
     def received(self, message: wire.FromExecutor) -> None:
         if isinstance(message, wire.ChunkReady):
             outputs = tuple(self._copied_out(ref) for ref in message.outputs)
+            self.post(message.event, outputs)  # what runs next is more urgent than memory that is free again
             self.supervisor.send(wire.ReplyRead(tuple(ref.offset for ref in message.outputs)))
-            self.post(message.event, outputs)
         else:
             assert not isinstance(message, wire.ExecutorReady | wire.ExecutorUnusable), message
             self.post(message, ())

@@ -15,7 +15,7 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
 from typing import Protocol
@@ -59,6 +59,7 @@ class _Child:
     condemned: str = ""
     """Why the supervisor killed it, if it did."""
     ready: bool = False
+    outgoing: list[bytes] = field(default_factory=list)
 
 
 class Supervisor:
@@ -101,10 +102,18 @@ class Supervisor:
         child = self._child
         if child is None or child.writer.is_closing():
             return
-        child.writer.write(wire.frame(message))
-        waiting = child.writer.transport.get_write_buffer_size()
-        if waiting > self._outgoing_limit_bytes:
-            self._condemn(child, f"did not read its messages, {waiting} bytes were waiting")
+        if not child.outgoing:
+            asyncio.get_running_loop().call_soon(self._flush, child)
+        child.outgoing.append(wire.frame(message))
+
+    def _flush(self, child: _Child) -> None:
+        """Write what has been sent since the loop last came round: one system call for all of it."""
+        if not child.writer.is_closing():
+            child.writer.write(b"".join(child.outgoing))
+            waiting = child.writer.transport.get_write_buffer_size()
+            if waiting > self._outgoing_limit_bytes:
+                self._condemn(child, f"did not read its messages, {waiting} bytes were waiting")
+        child.outgoing.clear()
 
     async def stop(self, limit_s: float = 10.0) -> None:
         """Ask the executor to end, kill it if it has not within ``limit_s``, and wait until it is gone."""
