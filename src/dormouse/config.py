@@ -54,14 +54,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     faults: tuple[str, ...] = ()
 
 
+LARGEST_BYTES: Bytes = 32 * 1024 * GIB
+"""Of any size: more than a machine has, and little enough for several of them in one address space."""
 SIZES = frozenset(name for name in Config.__struct_fields__ if "_bytes" in name)
 """Settings that may be written with a unit."""
+MOST_THREADS = 1024
 OPTIONAL = frozenset(
     name for name, hint in get_type_hints(Config).items() if type(None) in getattr(hint, "__args__", ())
 )
 """Settings that may be ``auto``: found out at start."""
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]i?)?B?(?:/s)?\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKMGT]i?)?B?(?:/s)?\s*")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024 * GIB}
 
 
@@ -105,6 +108,10 @@ def checked(config: Config) -> Config:
     for key, least in smallest.items():
         value = getattr(config, key)
         _require(value is None or value >= least, key, value, f"at least {least}")
+    for key in SIZES:
+        value = getattr(config, key)
+        _require(value is None or value <= LARGEST_BYTES, key, value, f"at most {LARGEST_BYTES}")
+    _require(config.threads <= MOST_THREADS, "threads", config.threads, f"at most {MOST_THREADS}")
     _require(config.host != "", "host", config.host, "an address to listen on, 0.0.0.0 for all")
     _require(config.port < 2**16, "port", config.port, "0 to 65535; 0 picks a free one")
     device = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", config.device)
@@ -187,8 +194,11 @@ def _from_toml(file: Path) -> dict[str, object]:
 def _saved(state_dir: Path) -> dict[str, object]:
     file = state_dir / SETTINGS_FILE
     text = b"{}"
-    with contextlib.suppress(FileNotFoundError):
-        text = file.read_bytes()
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            text = file.read_bytes()
+    except OSError as fault:
+        raise ConfigurationFault(f"state_dir = {str(state_dir)!r} cannot be used: {fault.strerror}") from None
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except msgspec.DecodeError as fault:

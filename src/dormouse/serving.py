@@ -99,8 +99,9 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as fault:
-        raise ConfigurationFault(f"host = {host!r} cannot be used: {fault.strerror}") from None
+    except (OSError, UnicodeError) as fault:
+        why = fault.strerror if isinstance(fault, OSError) else "it is no name of a host"
+        raise ConfigurationFault(f"host = {host!r} cannot be used: {why}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -76,6 +76,8 @@ def test_deploy_takes_a_manifest(dormouse: Dormouse, server: RunningServer, tmp_
         (("arithmetic:upper", "--name", "a b"), 2, "name = 'a b' cannot be used"),
         (("arithmetic:upper", "--dtype", "int4"), 2, "dtype = 'int4' cannot be used"),
         (("arithmetic:upper", "--arg", "x"), 2, "--arg 'x' cannot be used; expected key=value"),
+        (("arithmetic:upper", "--arg", "x=" + 2000 * "["), 2, "--arg x cannot be used: its value is nested too deeply"),
+        (("",), 2, "the source is empty; give a directory"),
         (("arithmetic:upper", "--slo-ms", "-1"), 2, "slo.deadline_ms = -1.0 cannot be used"),
     ],
 )
@@ -194,6 +196,8 @@ def test_call_takes_a_whole_request(dormouse: Dormouse, given: str, tmp_path: Pa
         (("affine", "--text", "a", "--input", "x=1"), 2, "give the request as one of --json, --input or --text"),
         (("affine", "--text", "a"), 2, "function 'affine' has 0 inputs of texts; use --input or --json"),
         (("affine", "--input", "x"), 2, "--input 'x' cannot be used; expected name=value"),
+        (("affine", "--input", "x=" + 2000 * "["), 2, "--input x: the value is nested too deeply"),
+        (("affine", "--input", f"x={70 * '['}1{70 * ']'}"), 2, "input 'x': the value is no tensor of FP32"),
         (("affine", "--input", "q=1"), 2, "input 'q' is unknown; the inputs are x"),
         (("affine", "--input", "x=[[1],[2,3]]"), 2, "input 'x': the value is no tensor of FP32"),
         (("affine", "--input", "x=[[1, 2]]"), 2, "input 'x': shape is [1, 2], expected [-1, 3] (-1: any)"),

@@ -30,7 +30,7 @@ def test_a_size_has_a_unit(text: str, size_bytes: int) -> None:
     assert parse_size("host_bytes", text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "lots", "-1", "1XiB", "1.5.5G", "1e9", "GiB", "1 2", "0x10", "1iB"])
+@pytest.mark.parametrize("text", ["", "lots", "-1", "1XiB", "1.5.5G", "1e9", "GiB", "1 2", "0x10", "1iB", "9" * 400])
 def test_what_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigurationFault, match=r"^host_bytes = .* is no size; write 512MiB"):
         parse_size("host_bytes", text)
@@ -116,6 +116,9 @@ def test_paths_in_a_file_count_from_the_file(tmp_path: Path) -> None:
         ("device", "cuda:x", "device = 'cuda:x' cannot be used"),
         ("device_bytes", "0", "device_bytes = 0 cannot be used; expected at least 1048576"),
         ("device_bytes", True, "device_bytes = True cannot be used"),
+        ("host_bytes", "33TiB", "host_bytes = 36283883716608 cannot be used; expected at most 35184372088832"),
+        ("reply_slab_bytes", 2**70, "reply_slab_bytes = .* cannot be used; expected at most"),
+        ("threads", 10**12, "threads = 1000000000000 cannot be used; expected at most 1024"),
         ("chunk_bytes", "5000", "chunk_bytes = 5000 cannot be used; expected a multiple of 4096"),
         ("chunk_bytes", "9999999999999GiB", "chunk_bytes = .* cannot be used"),
         ("host_bytes", "auto", "host_bytes = 'auto' is no size"),
@@ -143,6 +146,13 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str) -> No
     with pytest.raises(ConfigurationFault) as caught:
         configure(tmp_path, {}, file)
     assert "\n" not in caught.value.message
+
+
+def test_a_state_directory_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigurationFault, match=r"^state_dir = .* cannot be used: Not a directory"):
+        configure(file, {})
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -228,6 +228,32 @@ def test_an_argument_cannot_smuggle_code_into_the_generated_forward(program: Pat
     assert "an argument named" in refusal(program)
 
 
+@pytest.mark.parametrize("written_by", ["torch", "python"])
+@pytest.mark.parametrize("shift", [4, -4])
+def test_an_archive_whose_directory_lies_elsewhere_for_torch_is_refused(
+    written_by: str, shift: int, program: Path
+) -> None:
+    if written_by == "python":  # which writes no larger end record
+        rewrite(program, lambda _, content: content)
+    content = program.read_bytes()
+    program.write_bytes(b"junk" + content if shift > 0 else content[4:])
+    assert "readers may disagree" in refusal(program)
+
+
+def test_an_archive_whose_end_records_differ_is_refused(program: Path) -> None:
+    content = bytearray(program.read_bytes())
+    directory_bytes = content.rindex(b"PK\5\6") + 12
+    content[directory_bytes] ^= 1
+    program.write_bytes(content)
+    assert "readers may disagree" in refusal(program)
+
+
+def test_names_that_differ_in_case_alone_are_refused(program: Path) -> None:
+    with zipfile.ZipFile(program, "a") as archive:
+        archive.writestr(archive.namelist()[0].partition("/")[0] + "/MODELS/model.json", b"{}")
+    assert "two files of the same name" in refusal(program)
+
+
 def test_compiled_code_is_refused(program: Path) -> None:
     with zipfile.ZipFile(program, "a") as archive:
         archive.writestr("net/data/aotinductor/model/wrapper.so", b"\x7fELF")

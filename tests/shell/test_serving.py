@@ -100,9 +100,10 @@ def test_an_address_in_use_is_one_clear_line() -> None:
             bind("127.0.0.1", port)
 
 
-def test_a_host_that_is_none_is_one_clear_line() -> None:
-    with pytest.raises(ConfigurationFault, match="host = 'no such host' cannot be used"):
-        bind("no such host", 0)
+@pytest.mark.parametrize("host", ["no such host", "a" * 70 + ".b"])
+def test_a_host_that_is_none_is_one_clear_line(host: str) -> None:
+    with pytest.raises(ConfigurationFault, match=f"host = '{host}' cannot be used"):
+        bind(host, 0)
 
 
 def test_nothing_is_opened_when_the_address_is_taken(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def manifest_of(source: str, changes: Changes) -> Manifest:
 
     Paths come out absolute, since the server has another working directory. Raises ConfigurationFault.
     """
+    if not source:
+        raise ConfigurationFault(
+            "the source is empty; give a directory, a .pt2 file, a manifest.toml or module:callable"
+        )
     file = Path(source)
     manifest = _read(file) if file.suffix == ".toml" else _fresh(source, changes.name)
     values = {
@@ -103,3 +107,5 @@ def _argument(text: str) -> tuple[str, object]:
         return key, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return key, value
+    except RecursionError:
+        raise ConfigurationFault(f"--arg {key} cannot be used: its value is nested too deeply") from None

@@ -58,6 +58,8 @@ def parse_input(text: str) -> tuple[str, object]:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, value
+    except RecursionError:
+        raise InvalidRequest(f"--input {name}: the value is nested too deeply") from None
 
 
 def _input(name: str, value: object, datatype: str) -> tuple[dict[str, object], bytes]:
@@ -69,7 +71,7 @@ def _input(name: str, value: object, datatype: str) -> tuple[dict[str, object], 
             raw = _half(array, datatype)
             parameters = {"binary_data_size": len(raw)}
             return {"name": name, "datatype": datatype, "shape": array.shape, "parameters": parameters}, raw
-    except (ValueError, TypeError, ArithmeticError):
+    except (ValueError, TypeError, ArithmeticError, RuntimeError):  # the last: more dimensions than numpy has
         raise InvalidRequest(f"input {name!r}: the value is no tensor of {datatype}") from None
     return {"name": name, "datatype": datatype, "shape": array.shape, "data": array.reshape(-1).tolist()}, b""
 

@@ -6,7 +6,6 @@ or memory.
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import logging
 import shutil
@@ -276,12 +275,15 @@ class Node:
 @contextlib.contextmanager
 def _owned(state_dir: Path) -> Iterator[None]:
     """Keep others out: a second server would take the first one's images for leftovers. Raises ConfigurationFault."""
-    with (state_dir / "lock").open("wb") as lock:
+    with contextlib.ExitStack() as held:
         try:
+            lock = held.enter_context((state_dir / "lock").open("wb"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it does
+        except BlockingIOError:
+            message = "another server uses it; give each its own --state-dir"
+            raise ConfigurationFault(f"state_dir = {str(state_dir)!r}: {message}") from None
         except OSError as fault:
-            said = "another server uses it" if fault.errno == errno.EWOULDBLOCK else fault.strerror
-            raise ConfigurationFault(f"state_dir = {str(state_dir)!r}: {said}; give each its own --state-dir") from None
+            raise ConfigurationFault(f"state_dir = {str(state_dir)!r} cannot be written: {fault.strerror}") from None
         yield
 
 

@@ -60,7 +60,7 @@ def main() -> None:
     try:
         device, compute, description = opened(start)
         desk = _desk(start, device, compute, send)
-    except (DormouseError, OSError, RuntimeError, ImportError) as fault:
+    except (DormouseError, OSError, RuntimeError, ImportError, MemoryError) as fault:
         message = fault.message if isinstance(fault, DormouseError) else one_line(fault)
         send(wire.ExecutorUnusable(f"{start.device}: {message}"))
         sys.exit(UNUSABLE)

@@ -55,7 +55,7 @@ class Replies:
         if size_bytes > self._slab.size_bytes:
             raise TooLarge(
                 f"the answer has {size_bytes} bytes, the reply slab {self._slab.size_bytes}; start with a larger "
-                "--reply-slab, or ask for fewer outputs"
+                "--reply-slab-bytes, or ask for fewer outputs"
             )
         with self._changed:
             while (offset := self._slab.allocate(size_bytes)) is None:

@@ -8,6 +8,7 @@ of these is checked against what an exported program needs. Reads the archive; n
 import io
 import json
 import re
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,11 @@ SYMBOLIC_NAMES = frozenset(
         LessThan GreaterThan StrictLessThan StrictGreaterThan positive nonnegative negative integer real finite""",
     )
 )
+_END = struct.Struct("<4s4H2LH")
+_LOCATOR = struct.Struct("<4sLQL")
+_ZIP64_END = struct.Struct("<4sQ4x2L4Q")
+_SATURATED = (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+"""The numbers of the end record, when the real ones stand in the larger one before it."""
 _SYMBOL = re.compile(r"[a-z]{1,3}\d+")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _ARITHMETIC = re.compile(r"(?:[A-Za-z_]\w*|'[a-z]{1,3}\d+'|\d+(?:\.\d+)?|[\s+\-*/%(),<>=!&|~])*")
@@ -43,13 +49,43 @@ _WAY_OUT = "export the model again with torch.export.save, with plain tensors as
 def check(path: Path) -> None:
     """Raises RefusedSource unless the archive is whole and holds a program and tensors, nothing else."""
     try:
+        if not _has_one_directory(path):
+            raise RefusedSource(f"{path} is refused: readers may disagree about what it holds; {_WAY_OUT}")
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
             if damaged is not None:
                 raise RefusedSource(f"{path} is damaged: {damaged} has another checksum than the archive says")
             _Archive(path, archive).check()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as fault:
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, struct.error) as fault:
         raise RefusedSource(f"{path} is damaged or no archive: {one_line(fault)}") from None
+
+
+def _has_one_directory(path: Path) -> bool:
+    """Whether the archive's directory lies where every reader looks for it.
+
+    Python believes that it ends where the trailer begins, torch goes by the offsets in the trailer. Where these differ,
+    what is checked here is not what torch would read.
+    """
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size_bytes - _ZIP64_END.size - _LOCATOR.size - _END.size))
+        trailer = file.read()
+    if len(trailer) < _END.size:
+        raise zipfile.BadZipFile("it is shorter than any archive")
+    signature, *numbers, comment = _END.unpack(trailer[-_END.size :])
+    if signature != b"PK\5\6" or comment:
+        raise zipfile.BadZipFile("it does not end as an archive does")
+    end = size_bytes - _END.size
+    if trailer[-_END.size - _LOCATOR.size :].startswith(b"PK\6\7"):
+        end -= _LOCATOR.size + _ZIP64_END.size
+        _, _, found, _ = _LOCATOR.unpack(trailer[-_END.size - _LOCATOR.size : -_END.size])
+        signature, _, *larger = _ZIP64_END.unpack(trailer[: _ZIP64_END.size])
+        agree = all(small in (large, most) for small, large, most in zip(numbers, larger, _SATURATED, strict=True))
+        if found != end or signature != b"PK\6\6" or not agree:
+            return False
+        numbers = larger
+    disk, directory_disk, _, _, directory_bytes, offset = numbers
+    return (disk, directory_disk, offset + directory_bytes) == (0, 0, end)
 
 
 class _Archive:
@@ -59,7 +95,8 @@ class _Archive:
         self._files = {name.partition("/")[2]: name for name in archive.namelist()}
 
     def check(self) -> None:
-        if len(self._files) != len(self._archive.namelist()):
+        # Upper and lower case too: torch may not tell them apart.
+        if len({name.lower() for name in self._files}) != len(self._archive.namelist()):
             raise self._refusal("it has two files of the same name")
         if self._read("archive_format", b"") != b"pt2" or "models/model.json" not in self._files:
             raise self._refusal("it holds no program of torch >= 2.8")

@@ -56,10 +56,6 @@ class Program(nn.Module):
                 raise InvalidRequest(f"input {name!r} has shape {list(shape)}, the program was exported for [{said}]")
 
 
-def _within(size: int, limits: tuple[int, int]) -> bool:
-    return limits[0] <= size <= limits[1]
-
-
 def load(path: Path, dtype: str | None, trial: Trial | None) -> LoadedModel:
     """The program with its own weights. Raises RefusedSource."""
     if dtype is not None:
