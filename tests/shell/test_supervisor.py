@@ -93,8 +93,14 @@ def open_descriptors() -> set[str]:
     return {entry.name for entry in Path("/proc/self/fd").iterdir()}
 
 
+OTHERS = "multiprocessing"
+"""What the command lines of servers say that Python keeps for the whole test process, once anything was imported."""
+
+
 def children() -> list[str]:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    """Process ids of our children, without Python's own servers."""
+    every = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [child for child in every if OTHERS not in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def cancel(number: int) -> Cancel:
