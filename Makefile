@@ -4,8 +4,12 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# torch: the CPU build is pinned where there is no NVIDIA GPU; elsewhere any torch >= 2.11 works.
-TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
+comma := ,
+# Without an NVIDIA GPU the tested CPU build of torch is pinned; with one any torch >= 2.11 works, and the driver's
+# bindings are installed too.
+GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo yes)
+TORCH ?= $(if $(GPU),torch>=2.11,torch==2.13.0)
+EXTRAS := demo,test$(if $(GPU),$(comma)gpu)
 SECONDS_OF_DEMO ?= 30
 
 .PHONY: help install demo test test-gpu lint types format check clean
@@ -16,7 +20,7 @@ help: ## list the targets
 $(VENV)/installed: pyproject.toml constraints.txt requirements-demo.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-demo.txt
 	touch $@
 
