@@ -15,8 +15,10 @@ from contextlib import AbstractAsyncContextManager
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dormouse.config import Config
+from dormouse.core.types import Bytes
 from dormouse.errors import ConfigurationFault
 from dormouse.gateway.app import create_app
 from dormouse.submit import Submit
@@ -25,6 +27,9 @@ GRACE_S = 10
 """How long requests in flight may take to end after a stop is asked for."""
 KEEP_ALIVE_S = 75
 """Longer than client pools keep idle connections, so that it is the client who closes."""
+
+HEAD_LIMIT_BYTES: Bytes = 1024 * 1024
+"""Of what comes before a body; more than one read of a socket, since a body may begin in it."""
 
 OpenNode = Callable[[Config], AbstractAsyncContextManager[Submit]]
 
@@ -73,7 +78,7 @@ async def serve_app(
     settings = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=_Connection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -117,6 +122,28 @@ def address_of(listener: socket.socket) -> str:
     """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn's, which would collect a request line and headers without end."""
+
+    _in_head = True
+    _head_bytes: Bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data) if self._in_head else 0
+        if self._head_bytes > HEAD_LIMIT_BYTES:
+            self.send_400_response("The request line and the headers are too long.")
+        else:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        super().on_headers_complete()
 
 
 class _Server(uvicorn.Server):

@@ -15,6 +15,7 @@ from dormouse.config import Config
 from dormouse.errors import ConfigurationFault
 from dormouse.serving import bind, run, serve
 from tests.shell.in_memory import InMemory, furnished
+from tests.shell.running import BODY_LIMIT_BYTES, running
 
 TOTALS = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [5]}]}
 
@@ -113,3 +114,25 @@ def test_nothing_is_opened_when_the_address_is_taken(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationFault):
             run(serve(config, on_ready=lambda _: None, open_node=opener))
     assert not opener.closed
+
+
+@pytest.mark.parametrize("endless", [b"a", b"\r\nX-A: b"])
+def test_a_head_without_end_is_refused_before_it_fills_memory(endless: bytes) -> None:
+    with running() as server:
+        host, _, port = server.address.partition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(b"GET /v2/models HTTP/1.1\r\nHost: a\r\nX-A: ")
+            with pytest.raises(ConnectionError):
+                while True:
+                    connection.sendall(endless * 10_000)
+        assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
+
+
+def test_a_long_head_and_a_longer_body_are_fine() -> None:
+    with running() as server, httpx.Client(base_url=server.url) as client:
+        for _ in range(2):  # on one connection
+            answer = client.post(
+                "/v2/models/running_total/infer", json=TOTALS, headers={"X-A": 60_000 * "a", "X-B": 60_000 * "b"}
+            )
+            assert answer.status_code == 200
+            assert client.post("/v2/repository/index", content=b" " * BODY_LIMIT_BYTES).status_code == 400

@@ -130,6 +130,21 @@ def test_quantized_models_and_adapters_are_refused(bert: Path) -> None:
     assert "quantized" in refusal(bert)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"_attn_implementation": "someone/attention"},
+        {"attn_implementation": "someone/attention@v1"},
+        {"experts_implementation": "someone/experts"},
+        {"text_config": {"_attn_implementation": "someone/attention"}},
+        {"attn_implementation": {"": "someone/attention"}},
+    ],
+)
+def test_a_configuration_that_asks_for_code_from_the_network_is_refused(bert: Path, changes: dict[str, object]) -> None:
+    edit_config(bert, **changes)
+    assert "code that would be fetched" in refusal(bert)
+
+
 def test_a_source_that_is_nothing_is_refused(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("hello")

@@ -1,6 +1,7 @@
 """The supervisor with real processes: they start, talk, die, come back and are stopped."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -105,6 +106,34 @@ def children() -> list[str]:
 
 def cancel(number: int) -> Cancel:
     return Cancel(E, CommandId(number), RequestId(number))
+
+
+def test_an_executor_that_could_be_started_once_is_tried_again(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+
+    def install() -> None:
+        program.write_text(f'#!/bin/sh\nexec {" ".join(STAND_IN)} "$@"\n')
+        program.chmod(0o755)
+
+    class Reinstaller(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "cannot be started" in record.getMessage():
+                install()
+
+    async def scenario(_: Supervisor, recorder: Recorder) -> None:
+        ready = await recorder.next(wire.ExecutorReady)
+        program.unlink()
+        os.kill(ready.pid, signal.SIGKILL)
+        await recorder.next(Lost)
+        assert (await recorder.next(wire.ExecutorReady)).pid != ready.pid
+
+    install()
+    handler = Reinstaller()
+    logging.getLogger("dormouse.executor").addHandler(handler)
+    try:
+        run(scenario, command=(str(program),), delays_s=(0.0,))
+    finally:
+        logging.getLogger("dormouse.executor").removeHandler(handler)
 
 
 def test_an_executor_starts_inherits_the_arena_and_is_ready(run: Run) -> None:

@@ -4,7 +4,7 @@ One supervisor for one executor. It knows frames, exit statuses and back-off; wh
 business. Whether a process lives is learned from its socket: it ends when the process does, however that ended.
 
     starting --ExecutorReady--> ready --end of socket--> lost, back-off, starting
-        |--ExecutorUnusable, or too many deaths in a row--> given up
+        |--ExecutorUnusable, no process at the first try, or too many deaths in a row--> given up
 """
 
 import asyncio
@@ -137,17 +137,24 @@ class Supervisor:
 
     async def _supervise(self) -> None:
         attempt = failed_starts = 0
+        proved = False
         while not self._stopping.is_set():
             began_s = asyncio.get_running_loop().time()
             try:
                 child = await self._spawn()
             except OSError as fault:
-                self._listener.unusable(f"executor {self._start.executor} cannot be started: {fault}")
-                return
+                message = f"executor {self._start.executor} cannot be started: {fault}"
+                if not proved:
+                    self._listener.unusable(message)
+                    return
+                await self._back_off(attempt, message)  # it could be before: memory or descriptors have run out
+                attempt += 1
+                continue
             unusable = await self._converse(child)
             message = await self._bury(child)
             if self._stopping.is_set():
                 return
+            proved = proved or child.ready
             failed_starts = 0 if child.ready else failed_starts + 1
             if child.ready:
                 self._listener.lost(message)

@@ -5,6 +5,7 @@ never run, and no weight is ever left random in silence.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,23 @@ def architecture_of(directory: Path) -> str:
         raise RefusedSource(f"{directory / CONFIG} names no architecture: {one_line(fault)}") from None
     if "quantization_config" in config:
         raise RefusedSource(f"{directory} is quantized, which needs kernels of its own; deploy the unquantized model")
+    kernel = next(_fetched_kernels(config), None)
+    if kernel is not None:
+        raise RefusedSource(
+            f"{directory / CONFIG} asks for the kernel {kernel!r}, code that would be fetched; remove it"
+        )
     if (directory / "adapter_config.json").exists():
         raise RefusedSource(f"{directory} is an adapter; merge it into its base model and save that")
     return str(architecture)
+
+
+def _fetched_kernels(config: Any) -> Iterator[str]:
+    """What transformers would fetch from the network and run, if a package for that is installed: ``owner/name``."""
+    for key, value in config.items():
+        if key.endswith("_implementation") and "/" in str(value):
+            yield str(value)[:80]
+        elif isinstance(value, dict):
+            yield from _fetched_kernels(value)
 
 
 def class_of(architecture: str, directory: Path) -> Any:
