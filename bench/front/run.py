@@ -111,7 +111,7 @@ def peer(name: str, python: str) -> Iterator[Target]:
     port = free_port()
     paths = {"litserve": "/predict", "mlserver": "/v2/models/tiny/infer"}
     body: dict[str, object] = {"data": NUMBERS} if name == "litserve" else V2_BODY
-    with process([python, str(HERE / "peers.py"), name, str(port)]):
+    with process([python, str(HERE / "peers" / f"{name}_server.py"), str(port)]):
         yield Target(name, f"http://127.0.0.1:{port}{paths[name]}", body)
 
 
