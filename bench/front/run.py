@@ -1,6 +1,7 @@
 """What the platform costs: HTTP in to HTTP out around a near-empty model, beside other servers. See README.md."""
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -57,11 +58,11 @@ def process(command: list[str]) -> Iterator[None]:
         yield
     finally:
         os.killpg(child.pid, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(15)
-        except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):  # workers may outlive the one that started them
             os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        child.wait()
 
 
 def wait_for(target: Target) -> None:
