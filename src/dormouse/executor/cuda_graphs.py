@@ -63,6 +63,18 @@ class CudaRecorder:
         torch.cuda.empty_cache()
 
     def record(self, forward: Forward, inputs: Inputs) -> "CudaGraph":
+        try:
+            return self._recorded(forward, inputs)
+        except (Interrupted, NotCaptured):
+            raise
+        except torch.OutOfMemoryError:
+            raise NotCaptured("there is no device memory left for its graph") from None
+        except DeviceError as fault:
+            raise NotCaptured(f"the driver makes no graph of it: {fault.message}") from None
+        except Exception as fault:
+            raise NotCaptured(f"it cannot be recorded: {one_line(fault)}") from None
+
+    def _recorded(self, forward: Forward, inputs: Inputs) -> "CudaGraph":
         staging = self._staging = self._staging or _Staging(self._device)
         given = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         whole, own = _room_for(given, self._device)
@@ -70,8 +82,6 @@ class CudaRecorder:
         graph, outputs = self._captured(lambda: _fetched(staging, whole, forward, own))
         try:
             executable = self._driver.instantiate(graph)
-        except DeviceError as fault:
-            raise NotCaptured(f"the driver makes no graph of it: {fault.message}") from None
         finally:
             self._driver.destroy_graph(graph)
         recorded = CudaGraph(
@@ -90,15 +100,8 @@ class CudaRecorder:
         """The graph, and its outputs as views that own nothing."""
         stream = self._stream.cuda_stream
         pool = self._pool = self._pool or torch.cuda.MemPool()
-        try:
-            with torch.cuda.use_mem_pool(pool, self._device), self._capturing(stream) as graphs:
-                outputs = work()
-        except (Interrupted, NotCaptured):
-            raise
-        except torch.OutOfMemoryError:
-            raise NotCaptured("there is no device memory left for its graph") from None
-        except Exception as fault:
-            raise NotCaptured(f"it cannot be recorded: {one_line(fault)}") from None
+        with torch.cuda.use_mem_pool(pool, self._device), self._capturing(stream) as graphs:
+            outputs = work()
         return graphs[0], {name: _unowned(value) for name, value in outputs.items()}
 
     @contextmanager
