@@ -362,18 +362,23 @@ def _clock() -> Iterator[_Elapsed]:
 def measure(bench: Bench, repeats: int) -> Row:
     """Everything about one model, medians of ``repeats`` each; comparisons are within this run."""
     expected = bench.expected()
-    answers = [bench.swap_run(runner)[1] for runner in (bench.poisoned, bench.poisoned, bench.runner)]
+    checks = _Checks(expected)
+    for runner in (bench.poisoned, bench.poisoned, bench.runner):
+        checks.see(bench.swap_run(runner)[1])
     # In turns, so that a slow moment of the machine falls on all of them alike.
     copies, pairs, swaps, bare = [], [], [], []
     for _ in range(repeats + 1):
         copies.append(bench.copy())
         pairs.append(bench.sequential_and_resident())
         bare.append(bench.bare_graph())
-        swaps += [bench.swap_run(bench.rival), bench.swap_run(bench.runner)]
-    copy_ms, swap_ms = median(copies[1:]), median(took for took, _ in swaps[2:])
+        for runner in (bench.rival, bench.runner):
+            took_ms, answer = bench.swap_run(runner)
+            swaps.append(took_ms)
+            checks.see(answer)
+    copy_ms, swap_ms = median(copies[1:]), median(swaps[2:])
     sequential_ms, resident_ms = (median(pair[place] for pair in pairs[1:]) for place in (0, 1))
     bare_ms = [took for took in bare[1:] if took is not None]
-    answers += [answer for _, answer in swaps] + [bench.swap_run(bench.poisoned)[1]]
+    checks.see(bench.swap_run(bench.poisoned)[1])
     bench.clear()
     naive = [bench.naive() for _ in range(1 if bench.image.index.image_bytes > 4096 * MIB else 3)]
     return Row(
@@ -386,10 +391,22 @@ def measure(bench: Bench, repeats: int) -> Row:
         swap_run_ms=swap_ms,
         naive_ms=median(naive),
         overlap=(sequential_ms - swap_ms) / min(copy_ms, resident_ms),
-        correct=all(_close(answer, expected) for answer in answers),
-        exact=all(_equal(answer, expected) for answer in answers),
+        correct=checks.close,
+        exact=checks.equal,
         eager_because=bench.runner.graphs[1],
     )
+
+
+class _Checks:
+    """Every answer is looked at when it comes and then let go, as a server does."""
+
+    def __init__(self, expected: dict[str, Output]) -> None:
+        self._expected = expected
+        self.close = self.equal = True
+
+    def see(self, answer: dict[str, Output]) -> None:
+        self.close = self.close and _close(answer, self._expected)
+        self.equal = self.equal and _equal(answer, self._expected)
 
 
 def _equal(one: dict[str, Output], other: dict[str, Output]) -> bool:

@@ -4,8 +4,8 @@ Theory of operation. The module runs once, on the compute stream, while that str
 
     inputs in the staging area -> the graph's own inputs -> kernels ... wait(event of group 7) ... kernels -> outputs
 
-- The staging areas are pinned host memory at fixed addresses, shared by all graphs, because one graph is replayed at
-  a time. Inputs are fetched by a kernel and not by a copy engine, which would queue them behind an image.
+- The staging area is pinned host memory at a fixed address, shared by all graphs, because one graph is replayed at a
+  time. Inputs are fetched by a kernel and not by a copy engine, which would queue them behind an image.
 - Whatever the forward pass allocates comes from one memory pool that all graphs share. Nothing in it is kept between
   replays, so a later graph may use the same bytes: outputs are looked at through views that own nothing, and are
   copied to the host before the next replay.
@@ -16,6 +16,7 @@ it still goes on. Here nothing of torch is told about captures but where to allo
 numbers cannot be captured so, and is refused by torch, which is right: a graph of it would be no use for checking.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -30,7 +31,7 @@ from dormouse.model.loaded import Inputs, one_line
 from dormouse.model.outputs import named_outputs
 
 STAGING_BYTES: Bytes = 64 * 1024 * 1024
-"""For the inputs of one replay, and as much for its outputs."""
+"""For the inputs of one replay."""
 _ALIGNMENT_BYTES: Bytes = 256
 
 
@@ -85,15 +86,10 @@ class CudaRecorder:
         finally:
             self._driver.destroy_graph(graph)
         recorded = CudaGraph(
-            self._driver,
-            self._stream.cuda_stream,
-            executable,
-            staging=staging,
-            inputs=(whole, own),
-            outputs=outputs,
+            self._driver, self._stream, executable, staging=staging, inputs=(whole, own), outputs=outputs
         )
-        recorded.replay(inputs, ())  # the first launch brings the graph to the device
-        self._stream.synchronize()
+        recorded.stage(inputs)
+        recorded.replay(())  # the first launch brings the graph to the device
         return recorded
 
     def _captured(self, work: Callable[[], dict[str, torch.Tensor]]) -> tuple[int, dict[str, torch.Tensor]]:
@@ -123,7 +119,7 @@ class CudaGraph:
     def __init__(
         self,
         driver: Driver,
-        stream: int,
+        stream: torch.cuda.Stream,
         executable: int,
         *,
         staging: "_Staging",
@@ -136,48 +132,44 @@ class CudaGraph:
         self._stream = stream
         self._executable = executable
         self._whole, own = inputs  # kept for as long as the graph writes to it
-        self._inputs = staging.inputs(own)
+        self._places = {name: (view.data_ptr(), view.nbytes) for name, view in _laid_out(staging.memory, own).items()}
         self._outputs = outputs
-        self._answers = staging.outputs(outputs)
 
-    def replay(self, inputs: Inputs, wanted: Sequence[str]) -> None:
-        for name, staged in self._inputs.items():
+    def stage(self, inputs: Inputs) -> None:
+        for name, (address, size_bytes) in self._places.items():
             value = inputs[name]
-            assert isinstance(value, torch.Tensor), name
-            staged.copy_(value)
-        self.launch()
-        for name in wanted or self.names:
-            if name in self._answers:
-                self._answers[name].copy_(self._outputs[name], non_blocking=True)
+            assert isinstance(value, torch.Tensor) and value.nbytes == size_bytes, name
+            # Not torch's copy: that wakes a team of threads, which can take longer than the forward pass.
+            ctypes.memmove(address, value.contiguous().data_ptr(), size_bytes)
+
+    def replay(self, wanted: Sequence[str]) -> dict[str, torch.Tensor]:
+        try:
+            self.launch()
+            return {name: self._fetched(name) for name in wanted or self.names}
+        finally:
+            self._stream.synchronize()
 
     def launch(self) -> None:
-        self._driver.launch(self._executable, self._stream)
-
-    def answer(self, wanted: Sequence[str]) -> dict[str, torch.Tensor]:
-        return {
-            name: self._answers[name].clone() if name in self._answers else self._outputs[name].cpu()
-            for name in wanted or self.names
-        }
+        self._driver.launch(self._executable, self._stream.cuda_stream)
 
     def close(self) -> None:
         self._driver.destroy_executable(self._executable)
 
+    def _fetched(self, name: str) -> torch.Tensor:
+        """An output on its way to memory that torch keeps pinned and reuses: no page of it has yet to be made."""
+        output = self._outputs[name]
+        answer = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
+        if output.nbytes:
+            self._driver.copy_out(answer.data_ptr(), output.data_ptr(), output.nbytes, self._stream.cuda_stream)
+        return answer
+
 
 class _Staging:
-    """Pinned host memory through which inputs and answers go, seen from the host and from the device."""
+    """Pinned host memory through which inputs go, seen from the host and from the device."""
 
     def __init__(self, device: torch.device) -> None:
-        with torch.inference_mode():
-            self._in = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-            self._out = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-            self.seen_by_device = memory_at(self._in.data_ptr(), STAGING_BYTES, device)
-
-    def inputs(self, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return _laid_out(self._in, like)
-
-    def outputs(self, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those for which there is room; the others are copied without."""
-        return _laid_out(self._out, like)
+        self.memory = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+        self.seen_by_device = memory_at(self.memory.data_ptr(), STAGING_BYTES, device)
 
 
 def _room_for(inputs: dict[str, torch.Tensor], device: torch.device) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -189,13 +181,12 @@ def _room_for(inputs: dict[str, torch.Tensor], device: torch.device) -> tuple[to
 
 
 def _laid_out(whole: torch.Tensor, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of those sizes one after another in a block of bytes, as many as fit."""
+    """Tensors of those sizes one after another in a block of bytes."""
     views, start = {}, 0
     for name, value in like.items():
         end = start + value.nbytes
-        if end <= whole.numel():
-            views[name] = whole[start:end].view(value.dtype).view(value.shape)
-            start = round_up(end, _ALIGNMENT_BYTES)
+        views[name] = whole[start:end].view(value.dtype).view(value.shape)
+        start = round_up(end, _ALIGNMENT_BYTES)
     return views
 
 

@@ -42,14 +42,14 @@ class Graph(Protocol):
     last_group: int
     """The last group of the image that it waits for; -1: none. Set by who records."""
 
-    def replay(self, inputs: Inputs, wanted: Sequence[str]) -> None:
-        """Queue one forward pass with CPU inputs of its shape. Raises DeviceError if it cannot be queued."""
+    def stage(self, inputs: Inputs) -> None:
+        """CPU inputs of its shape for the next replay, which must be the next of any graph."""
+
+    def replay(self, wanted: Sequence[str]) -> dict[str, torch.Tensor]:
+        """One forward pass, to its end; outputs on the CPU, ``wanted`` empty: all. Raises DeviceError."""
 
     def launch(self) -> None:
-        """Queue the graph alone, with the inputs that it had last."""
-
-    def answer(self, wanted: Sequence[str]) -> dict[str, torch.Tensor]:
-        """On the CPU, after the compute stream has been drained; before the next replay of any graph."""
+        """Queue the graph alone, with the inputs that are staged."""
 
     def close(self) -> None: ...
 
