@@ -329,6 +329,7 @@ class VmmDevice:
     def _sweep(self, region: Region) -> None:
         if region in self._vacated:
             self._faults.strike("unmap")
+            self._changed.add(region)
             self._driver.unmap(region.address, self._vacated[region])
             del self._vacated[region]
 

@@ -126,7 +126,7 @@ class CudaGraph:
         inputs: tuple[torch.Tensor, dict[str, torch.Tensor]],
         outputs: dict[str, torch.Tensor],
     ) -> None:
-        self.names: Sequence[str] = tuple(outputs)
+        self.names = tuple(outputs)
         self.last_group = -1
         self._driver = driver
         self._stream = stream
@@ -139,8 +139,9 @@ class CudaGraph:
         for name, (address, size_bytes) in self._places.items():
             value = inputs[name]
             assert isinstance(value, torch.Tensor) and value.nbytes == size_bytes, name
+            dense = value.contiguous()
             # Not torch's copy: that wakes a team of threads, which can take longer than the forward pass.
-            ctypes.memmove(address, value.contiguous().data_ptr(), size_bytes)
+            ctypes.memmove(address, dense.data_ptr(), size_bytes)
 
     def replay(self, wanted: Sequence[str]) -> dict[str, torch.Tensor]:
         try:

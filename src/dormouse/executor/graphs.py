@@ -37,10 +37,12 @@ class Interrupted(Exception):
 class Graph(Protocol):
     """One recorded forward pass."""
 
-    names: Sequence[str]
-    """Of its outputs."""
     last_group: int
     """The last group of the image that it waits for; -1: none. Set by who records."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of its outputs."""
 
     def stage(self, inputs: Inputs) -> None:
         """CPU inputs of its shape for the next replay, which must be the next of any graph."""
@@ -128,6 +130,7 @@ class Graphs:
     def _drop(self, key: tuple[object, Shape]) -> None:
         free_before = self.recorder.free_bytes()
         self._kept.pop(key).close()
+        self.used_bytes -= self.recorder.free_bytes() - free_before
         if not self._kept:
             self.recorder.trim()
-        self.used_bytes -= self.recorder.free_bytes() - free_before
+            self.used_bytes = 0

@@ -75,7 +75,8 @@ class Shapes:
             if len(self._samples) > SAMPLES:
                 del self._samples[next(iter(self._samples))]
 
-    def captured(self, sample: Sample) -> None:
+    def done(self, sample: Sample) -> None:
+        """It is not wanted any more, until its shape is run eagerly again."""
         self._samples.pop(sample.shape, None)
 
     def refuse(self, why: str) -> None:
