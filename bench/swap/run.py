@@ -47,6 +47,8 @@ from dormouse.tensors import Signature
 from dormouse.wire import Extent
 
 MIB: Bytes = 1024 * 1024
+ROUNDING = 0.05
+"""How far an answer in low precision may be from the same answer by other kernels, of its size."""
 BLOCK = 1 << 22
 """So many random numbers are made; weights are that block over and over, from another start each."""
 
@@ -73,11 +75,17 @@ class Row:
     bytes: Bytes
     copy_ms: float
     resident_ms: float
+    bare_graph_ms: float | None
+    """A replay of the graph that the resident run replays, and nothing else; None where there are none."""
     copy_then_run_ms: float
     swap_run_ms: float
     naive_ms: float
     overlap: float
     correct: bool
+    exact: bool
+    """No rounding between a graph and an ordinary run."""
+    eager_because: str
+    """Why there are no graphs."""
 
 
 def tokens(count: int, vocabulary: int) -> Inputs:
@@ -231,16 +239,43 @@ class Bench:
         self.device = device
         self.compute = compute
         self.lane = Lane("copy-lane")
-        self.runner = self._runner(group_bytes, poison=False)
-        self.poisoned = self._runner(group_bytes, poison=True)
         self.inputs = image.shape.inputs
+        # The device holds one image: two functions that take turns drive each other out, as on a full device.
+        self.runner, self.rival = (self._runner(group_bytes, poison=False) for _ in range(2))
+        self.poisoned = self._runner(group_bytes, poison=True)
+        self._on_device: Runner | None = None
+        self.resident_answers: dict[Runner, dict[str, Output]] = {}
+        for runner in (self.runner, self.rival, self.poisoned):
+            self._warm(runner)
 
     def _runner(self, group_bytes: Bytes, *, poison: bool) -> Runner:
         address = self.image.address
         return Runner(self.device, self.compute, self.image.directory, address, group_bytes, poison=poison)
 
+    def _warm(self, runner: Runner) -> None:
+        """Built, run once, and captured where there are graphs."""
+        arrival = self._load(runner)
+        self._run(runner, arrival)
+        runner.capture(lambda: False)
+        self.resident_answers[runner] = self._run(runner, arrival)
+
+    def _load(self, runner: Runner) -> Arrival:
+        self.clear()
+        arrival = Arrival()
+        runner.load(self.image.extents, arrival)
+        self._on_device = runner
+        return arrival
+
+    def clear(self) -> None:
+        """Whoever is on the device leaves it."""
+        if self._on_device is not None:
+            self._on_device.evict()
+            self.device.sweep()
+            self._on_device = None
+
     def copy(self) -> float:
         """All bytes in one copy, into memory that is mapped already."""
+        self.clear()
         size_bytes = self.image.index.image_bytes
         region = self.device.reserve(size_bytes)
         self.device.map(region, size_bytes)
@@ -253,24 +288,42 @@ class Bench:
 
     def sequential_and_resident(self) -> tuple[float, float]:
         """Copy, then run; and run again, now that everything is there."""
-        arrival = Arrival()
+        self.clear()
         with _clock() as sequential:
-            self.runner.load(self.image.extents, arrival)
+            arrival = self._load(self.runner)
             self._run(self.runner, arrival)
         with _clock() as resident:
             self._run(self.runner, arrival)
-        self.runner.evict()
         return sequential.ms, resident.ms
 
+    def bare_graph(self) -> float | None:
+        """The graph alone, of a function that is on the device."""
+        self._run(self.runner, self._load(self.runner))
+        graph = self.runner.graph_of(self.inputs)
+        if graph is None:
+            return None
+        with self.compute.lane(), _clock() as elapsed:
+            graph.launch()
+            self.compute.check()
+        return elapsed.ms
+
     def swap_run(self, runner: Runner) -> tuple[float, dict[str, Output]]:
-        """As an executor does it: one lane copies, this thread runs."""
-        arrival = Arrival()
+        """As an executor does it: one lane makes room and copies, this thread runs."""
+        if self._on_device is None or self._on_device is runner:
+            self._load(self.rival)
+        leaving, arrival = self._on_device, Arrival()
+        assert leaving is not None
+
+        def swap() -> None:
+            leaving.evict()
+            runner.load(self.image.extents, arrival, meanwhile=self.device.sweep)
+
         with _clock() as elapsed:
-            self.lane.put(lambda: _load(runner, self.image.extents, arrival))
+            self.lane.put(swap)
             arrival.wait_begun()
             answer = self._run(runner, arrival)
         self._settle()
-        runner.evict()
+        self._on_device = runner
         return elapsed.ms, answer
 
     def naive(self) -> float:
@@ -298,10 +351,6 @@ class Bench:
         done.wait()
 
 
-def _load(runner: Runner, extents: tuple[Extent, ...], arrival: Arrival) -> None:
-    runner.load(extents, arrival)
-
-
 class _Elapsed:
     ms = 0.0
 
@@ -316,38 +365,76 @@ def _clock() -> Iterator[_Elapsed]:
 
 def measure(bench: Bench, repeats: int) -> Row:
     """Everything about one model, medians of ``repeats`` each; comparisons are within this run."""
-    expected = bench.expected()
-    answers = [bench.swap_run(runner)[1] for runner in (bench.poisoned, bench.poisoned, bench.runner)]
+    checks = _Checks(bench)
+    for runner in (bench.poisoned, bench.poisoned, bench.runner):
+        checks.see(runner, bench.swap_run(runner)[1])
     # In turns, so that a slow moment of the machine falls on all of them alike.
-    copies, pairs, swaps = [], [], []
+    copies, pairs, swaps, bare = [], [], [], []
     for _ in range(repeats + 1):
         copies.append(bench.copy())
         pairs.append(bench.sequential_and_resident())
-        swaps.append(bench.swap_run(bench.runner))
-    copy_ms, swap_ms = median(copies[1:]), median(took for took, _ in swaps[1:])
+        bare.append(bench.bare_graph())
+        for runner in (bench.rival, bench.runner):
+            took_ms, answer = bench.swap_run(runner)
+            swaps.append(took_ms)
+            checks.see(runner, answer)
+    copy_ms, swap_ms = median(copies[1:]), median(swaps[2:])
     sequential_ms, resident_ms = (median(pair[place] for pair in pairs[1:]) for place in (0, 1))
-    answers += [answer for _, answer in swaps] + [bench.swap_run(bench.poisoned)[1]]
+    bare_ms = [took for took in bare[1:] if took is not None]
+    checks.see(bench.poisoned, bench.swap_run(bench.poisoned)[1])
+    bench.clear()
     naive = [bench.naive() for _ in range(1 if bench.image.index.image_bytes > 4096 * MIB else 3)]
     return Row(
         model=bench.image.shape.name,
         bytes=bench.image.index.image_bytes,
         copy_ms=copy_ms,
         resident_ms=resident_ms,
+        bare_graph_ms=median(bare_ms) if bare_ms else None,
         copy_then_run_ms=sequential_ms,
         swap_run_ms=swap_ms,
         naive_ms=median(naive),
         overlap=(sequential_ms - swap_ms) / min(copy_ms, resident_ms),
-        correct=all(_equal(answer, expected) for answer in answers),
+        correct=checks.same and checks.close,
+        exact=checks.same and checks.equal,
+        eager_because=bench.runner.graphs[1],
     )
+
+
+class _Checks:
+    """Every answer is looked at when it comes and then let go, as a server does.
+
+    ``same``: an answer of a function that has just arrived equals, bit by bit, what the same function answers when it
+    is resident. ``close`` and ``equal``: the resident answer against the plain model's; a graph may have been captured
+    with other kernels than an ordinary run chooses, so there may be rounding between them.
+    """
+
+    def __init__(self, bench: "Bench") -> None:
+        self._bench = bench
+        expected = bench.expected()
+        answers = bench.resident_answers.values()
+        self.same = True
+        self.close = all(_close(answer, expected) for answer in answers)
+        self.equal = all(_equal(answer, expected) for answer in answers)
+
+    def see(self, runner: Runner, answer: dict[str, Output]) -> None:
+        self.same = self.same and _equal(answer, self._bench.resident_answers[runner])
 
 
 def _equal(one: dict[str, Output], other: dict[str, Output]) -> bool:
     return one.keys() == other.keys() and all(
-        isinstance(value, torch.Tensor)
-        and bool(torch.isfinite(value).all())
-        and torch.equal(value, _tensor(other[name]))
-        for name, value in one.items()
+        torch.equal(_tensor(value), _tensor(other[name])) for name, value in one.items()
     )
+
+
+def _close(one: dict[str, Output], other: dict[str, Output]) -> bool:
+    return one.keys() == other.keys() and all(
+        _relative_error(_tensor(value), _tensor(other[name])) <= ROUNDING for name, value in one.items()
+    )
+
+
+def _relative_error(one: torch.Tensor, other: torch.Tensor) -> float:
+    """In the 2-norm; not a number if one of them is none."""
+    return float((one.double() - other.double()).norm()) / float(other.double().norm())
 
 
 def _tensor(value: Output) -> torch.Tensor:
@@ -355,22 +442,22 @@ def _tensor(value: Output) -> torch.Tensor:
     return value
 
 
-def opened(kind: str, image: Image, link_bytes_per_s: int | None) -> tuple[Device, Compute]:
+def opened(kind: str, image: Image, link_bytes_per_s: int | None, graphs: bool = True) -> tuple[Device, Compute]:
     """A device with room for this image once, and torch on it."""
     if kind == "cpu":
         device = CpuDevice(round_up(image.index.image_bytes, 2 * MIB), 2 * MIB, link_bytes_per_s=link_bytes_per_s)
         return device, CpuCompute(threads=torch.get_num_threads())
-    compute = CudaCompute(0)
+    compute = CudaCompute(0, graphs=graphs)
     gpu = VmmDevice(0, round_up(image.index.image_bytes, 32 * MIB), 32 * MIB)
     gpu.register_host(image.address, round_up(image.index.image_bytes, PAGE_BYTES))
     return gpu, compute
 
 
-def bench_of(kind: str, shape: Shape, repeats: int, group_bytes: Bytes) -> Row:
+def bench_of(kind: str, shape: Shape, repeats: int, group_bytes: Bytes, graphs: bool) -> Row:
     with tempfile.TemporaryDirectory() as directory:
         image = Image(shape, Path(directory))
         link = tuned_link(image, group_bytes) if shape.tuned else None
-        device, compute = opened(kind, image, link)
+        device, compute = opened(kind, image, link, graphs)
         row = measure(Bench(image, device, compute, group_bytes), repeats)
         device.close()
         image.close()
@@ -404,12 +491,28 @@ def setting(kind: str) -> dict[str, object]:
 
 
 def print_table(rows: list[Row]) -> None:
-    head = ("model", "MB", "copy", "resident", "copy+run", "swap+run", "naive", "overlap", "correct")
-    print("{:40} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {}".format(*head))
+    head = (
+        "model",
+        "MB",
+        "copy",
+        "bare",
+        "resident",
+        "copy+run",
+        "swap+run",
+        "naive",
+        "overlap",
+        "swap/copy",
+        "correct",
+    )
+    print("{:40} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>9} {}".format(*head))
     for row in rows:
-        times = (row.copy_ms, row.resident_ms, row.copy_then_run_ms, row.swap_run_ms, row.naive_ms)
-        said = " ".join(f"{took:8.2f}" for took in times)
-        print(f"{row.model:40} {row.bytes / 1e6:8.0f} {said} {row.overlap:7.2f} {row.correct}")
+        times = (row.copy_ms, row.bare_graph_ms, row.resident_ms, row.copy_then_run_ms, row.swap_run_ms, row.naive_ms)
+        said = " ".join("       -" if took is None else f"{took:8.2f}" for took in times)
+        correct = "exact" if row.exact else "close" if row.correct else "NO"
+        ratio = row.swap_run_ms / row.copy_ms
+        print(f"{row.model:40} {row.bytes / 1e6:8.0f} {said} {row.overlap:7.2f} {ratio:9.3f} {correct}")
+        if row.eager_because:
+            print(f"    no graphs: {row.eager_because}")
 
 
 def main() -> int:
@@ -418,6 +521,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write rows and setting here")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--group-mib", type=float, default=8)
+    parser.add_argument("--graphs", choices=("auto", "off"), default="auto")
     parser.add_argument("--only", default="", help="models whose name contains this")
     asked = parser.parse_args()
     sys.setswitchinterval(0.0005)  # as an executor does
@@ -426,7 +530,8 @@ def main() -> int:
     rows = []
     for shape in shapes(asked.device):
         if asked.only in shape.name:
-            rows.append(bench_of(asked.device, shape, asked.repeats, round(asked.group_mib * MIB)))
+            group_bytes = round(asked.group_mib * MIB)
+            rows.append(bench_of(asked.device, shape, asked.repeats, group_bytes, asked.graphs == "auto"))
             print_table(rows[-1:])
     if asked.json:
         asked.json.write_text(json.dumps({**setting(asked.device), "rows": [asdict(row) for row in rows]}, indent=1))

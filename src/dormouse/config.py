@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -48,6 +48,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     allow_code: tuple[Path, ...] = ()
     threads: int = 0
     """Torch threads of a CPU executor; 0: one fewer than the cores, at least one."""
+    graphs: Literal["auto", "off"] = "auto"
+    """Capture CUDA graphs of what is run, where that is possible; off: run everything eagerly."""
     journal: Path | None = None
     """Record events and commands here, for replay."""
     poison: bool = False

@@ -70,6 +70,8 @@ class StartExecutor(Struct, frozen=True, tag=True):
     """Fill chunks with garbage before an image is copied in (tests)."""
     faults: tuple[str, ...] = ()
     """Injected faults (tests)."""
+    graphs: str = "auto"
+    """``auto``: capture CUDA graphs where that is possible; ``off``: never."""
 
 
 class LoadImage(Struct, frozen=True, tag=True):
@@ -130,9 +132,18 @@ class ChunkReady(Struct, frozen=True, tag=True):
     outputs: tuple[TensorRef, ...]
 
 
+class GraphsHeld(Struct, frozen=True, tag=True):
+    """How a function is run on an executor: so many shapes of input by graph, and why no others will be."""
+
+    function: str
+    shapes: int
+    eager_because: str
+
+
 FromExecutor = (
     ExecutorReady
     | ExecutorUnusable
+    | GraphsHeld
     | ChunkReady
     | LoadFinished
     | LoadFailed

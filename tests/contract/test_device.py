@@ -115,6 +115,32 @@ def test_the_address_stays_while_chunks_come_and_go(device: Device) -> None:
         assert (region.address, region.chunks) == (address, [])
 
 
+def test_chunks_of_a_vacated_region_serve_another_at_once_and_the_sweep_takes_the_rest(device: Device) -> None:
+    leaving, coming = mapped(device, CHUNKS), device.reserve(CHUNKS * device.chunk_bytes)
+    device.vacate(leaving)
+    assert (leaving.chunks, device.free_bytes) == ([], device.capacity_bytes)
+    device.map(coming, CHUNKS * device.chunk_bytes)
+    device.sweep()
+    device.sweep()
+    assert device.unaccounted_bytes() == 0
+    device.unmap(coming)
+    device.release(leaving)
+    device.release(coming)
+    assert (device.free_bytes, device.unaccounted_bytes()) == (device.capacity_bytes, 0)
+
+
+def test_a_vacated_region_can_be_mapped_again_or_released_unswept(device: Device) -> None:
+    region = mapped(device, 3)
+    for _ in range(2):
+        device.vacate(region)
+        device.map(region, 2 * device.chunk_bytes)
+        assert device.unaccounted_bytes() == 0
+    device.vacate(region)
+    device.vacate(region)
+    device.release(region)
+    assert (device.free_bytes, device.unaccounted_bytes()) == (device.capacity_bytes, 0)
+
+
 def test_a_reservation_is_rounded_up_to_chunks_and_holds_no_memory(device: Device) -> None:
     region = device.reserve(device.chunk_bytes + 1)
     assert region.reserved_bytes == 2 * device.chunk_bytes
@@ -205,6 +231,19 @@ def test_a_region_of_scattered_chunks_reads_in_order(device: Device) -> None:
         device.fill(region, 0xEE)
     assert read(device, scattered, 0, host.size_bytes) == host.content
     assert device.unaccounted_bytes() == 0
+
+
+@keeps_data
+def test_what_is_copied_in_over_a_vacated_region_stays_when_that_is_swept(device: Device) -> None:
+    leaving, coming = mapped(device, CHUNKS), device.reserve(CHUNKS * device.chunk_bytes)
+    device.fill(leaving, 0xEE)
+    device.vacate(leaving)
+    device.map(coming, CHUNKS * device.chunk_bytes)
+    host = noise(CHUNKS * device.chunk_bytes)
+    device.copy_in(coming, 0, host.address, host.size_bytes)
+    device.sweep()
+    device.fence().synchronize()
+    assert read(device, coming, 0, host.size_bytes) == host.content
 
 
 @keeps_data

@@ -165,6 +165,35 @@ def test_events_are_reused_when_their_fence_is_forgotten(make: Maker) -> None:
     kept.synchronize()
 
 
+def test_a_fence_with_somebodys_event_leaves_it_to_them(make: Maker) -> None:
+    device = make()
+    driver = Driver(make.stand_in)
+    with_context = device.reserve(CHUNK)  # the calling thread has the context from now on
+    event = driver.create_event()
+    for _ in range(3):
+        fence = device.fence(event)
+        assert make.stand_in.events[event]
+        fence.synchronize()
+        del fence
+    others = [device.fence() for _ in range(3)]
+    assert len(make.stand_in.events) == 1 + len(others), "the event was not taken into the pool"
+    driver.destroy_event(event)
+    device.release(with_context)
+
+
+def test_a_sweep_that_the_driver_refuses_is_told_and_counted(make: Maker) -> None:
+    device = make()
+    region = device.reserve(2 * CHUNK)
+    device.map(region, 2 * CHUNK)
+    device.vacate(region)
+    make.stand_in.good_calls["cuMemUnmap"] = 0
+    with pytest.raises(DeviceError, match="cuMemUnmap"):
+        device.sweep()
+    assert device.unaccounted_bytes() == 2 * CHUNK
+    device.sweep()
+    assert device.unaccounted_bytes() == 0
+
+
 def test_a_host_range_is_registered_once(make: Maker) -> None:
     device = make()
     host = ctypes.create_string_buffer(64)

@@ -76,6 +76,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "queue_length": 6,
             "allow_code": (code,),
             "threads": 5,
+            "graphs": "off",
             "journal": tmp_path / "journal",
         },
     )

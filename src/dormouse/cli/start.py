@@ -44,6 +44,7 @@ def serve_command(
         list[Path] | None, typer.Option(help="Directory from which functions may import code; repeatable.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Torch threads of the CPU device; 0: by the cores.")] = None,
+    graphs: Annotated[str | None, typer.Option(help="CUDA graphs: auto or off. [default: auto]")] = None,
     journal: Annotated[str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto.")] = None,
     poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
     faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,

@@ -1,5 +1,6 @@
 """Where everything is and how it has been served, read from the core's records, for people and their tools."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from dormouse.control.catalog import Deployed
@@ -8,6 +9,7 @@ from dormouse.core.state import Function, ImageState, ResidencyState, Service, S
 from dormouse.core.types import Path
 from dormouse.store.host import HostStore
 from dormouse.submit import IndexEntry
+from dormouse.wire import GraphsHeld
 
 MEDIAN_PPM = 500_000
 _STATES = {
@@ -37,8 +39,10 @@ def index_entry(deployed: Deployed, function: Function | None) -> IndexEntry:
     return IndexEntry(deployed.name, str(deployed.revision), state, reason)
 
 
-def function_row(deployed: Deployed, function: Function | None) -> dict[str, Any]:
-    """One function for ``ps``; durations in milliseconds."""
+def function_row(
+    deployed: Deployed, function: Function | None, graphs: Mapping[str, GraphsHeld] | None = None
+) -> dict[str, Any]:
+    """One function for ``ps``; durations in milliseconds. ``graphs``: by executor, how it is run there."""
     row: dict[str, Any] = {
         "name": deployed.name,
         "version": str(deployed.revision),
@@ -51,6 +55,10 @@ def function_row(deployed: Deployed, function: Function | None) -> dict[str, Any
         "slo": {
             "deadline_ms": deployed.manifest.slo.deadline_ms,
             "percentile": deployed.manifest.slo.percentile,
+        },
+        "graphs": {
+            executor: {"shapes": held.shapes, "eager_because": held.eager_because}
+            for executor, held in (graphs or {}).items()
         },
     }
     return row if function is None else row | _served(function)

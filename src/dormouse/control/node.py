@@ -162,7 +162,8 @@ class Node:
         return [index_entry(d, self._state.functions.get(_id(d))) for d in self._functions.values()]
 
     def functions(self) -> list[dict[str, Any]]:
-        return [function_row(d, self._state.functions.get(_id(d))) for d in self._functions.values()]
+        functions, graphs = self._state.functions, self._executors.graphs_of
+        return [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
 
     def node(self) -> dict[str, Any]:
         return {**host_row(self._state, self._store), "executors": self._executors.describe()}

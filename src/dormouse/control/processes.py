@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dormouse import wire
 from dormouse.config import Config
-from dormouse.core.messages import Event, ExecutorJoined, ExecutorLost
-from dormouse.core.types import DeviceId, ExecutorId
+from dormouse.core.messages import Event, ExecutorJoined, ExecutorLost, Forget
+from dormouse.core.types import DeviceId, ExecutorId, FunctionId
 from dormouse.executor.supervisor import Supervisor
 from dormouse.slab import Slab
 from dormouse.store.arena import Arena
@@ -32,6 +32,8 @@ class _Process:
     supervisor: Supervisor = field(init=False)
     segments: list[wire.ArenaGrown] = field(default_factory=list)
     ready: wire.ExecutorReady | None = None
+    graphs: dict[str, wire.GraphsHeld] = field(default_factory=dict)
+    """By function: what the executor has said last."""
 
     def joined(self, ready: wire.ExecutorReady) -> None:
         self.ready = ready
@@ -46,6 +48,8 @@ class _Process:
             outputs = tuple(self._copied_out(ref) for ref in message.outputs)
             self.post(message.event, outputs)  # what runs next is more urgent than memory that is free again
             self.supervisor.send(wire.ReplyRead(tuple(ref.offset for ref in message.outputs)))
+        elif isinstance(message, wire.GraphsHeld):
+            self.graphs[message.function] = message
         else:
             assert not isinstance(message, wire.ExecutorReady | wire.ExecutorUnusable), message
             self.post(message, ())
@@ -57,6 +61,7 @@ class _Process:
     def lost(self, message: str) -> None:
         _LOG.warning("%s", message)
         self.ready = None
+        self.graphs.clear()
         self.post(ExecutorLost(self.id, message), ())
 
     def unusable(self, message: str) -> None:
@@ -107,6 +112,7 @@ class ExecutorProcesses:
             reply_slab_fd=process.replies.fd,
             reply_slab_bytes=process.replies.size_bytes,
             threads=config.threads,
+            graphs=config.graphs,
             allow_code=tuple(str(directory) for directory in config.allow_code),
             poison=config.poison,
             faults=config.faults,
@@ -118,7 +124,16 @@ class ExecutorProcesses:
         return self._config.state_dir / "logs" / f"{name.replace(':', '-')}.log"
 
     def send(self, executor: ExecutorId, message: wire.ToExecutor) -> None:
-        self._processes[executor].supervisor.send(message)
+        process = self._processes[executor]
+        if isinstance(message, Forget):
+            process.graphs.pop(message.function, None)
+        process.supervisor.send(message)
+
+    def graphs_of(self, function: FunctionId) -> dict[str, wire.GraphsHeld]:
+        """By executor, of those that have graphs at all: how they run the function."""
+        return {
+            name: process.graphs[function] for name, process in self._processes.items() if function in process.graphs
+        }
 
     def arena_grown(self, offset: int, size_bytes: int) -> None:
         """Tell every executor, and those that start later, to register a new segment of host memory."""

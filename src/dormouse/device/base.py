@@ -4,8 +4,9 @@ A device is a pool of equal physical chunks, made once. A region is a range of a
 function; its address never changes, while chunks come (``map``) and go (``unmap``). One inbound copy lane copies
 from host memory in the order asked; a fence marks a point in it. All sizes are bytes, all addresses integers.
 
-Threads: ``map``, ``unmap``, ``copy_in``, ``copy_out`` and ``fence`` are called by the one thread that owns the copy
-lane; ``Fence.wait`` and ``Fence.synchronize`` by any thread. Failures raise DeviceError and leave nothing half done.
+Threads: ``map``, ``unmap``, ``vacate``, ``sweep``, ``copy_in``, ``copy_out`` and ``fence`` are called by the one thread
+that owns the copy lane; ``Fence.wait`` and ``Fence.synchronize`` by any thread. Failures raise DeviceError and leave
+nothing half done.
 Nothing here imports torch: a stream is the driver's integer handle (0 on devices without streams).
 """
 
@@ -69,6 +70,12 @@ class Device(Protocol):
     def unmap(self, region: Region) -> None:
         """Give every chunk of the region back to the pool. Its streams must be drained. Unmapping nothing is fine."""
 
+    def vacate(self, region: Region) -> None:
+        """As ``unmap``, but the driver's part may be left to ``sweep``: the chunks can be mapped elsewhere at once."""
+
+    def sweep(self) -> None:
+        """Take away what vacated regions still have mapped; until then it counts as unaccounted."""
+
     def register_host(self, address: int, size_bytes: Bytes) -> None:
         """Make host memory fit for fast copies (pin it). Registering a range twice is fine."""
 
@@ -81,8 +88,9 @@ class Device(Protocol):
     def fill(self, region: Region, value: int) -> None:
         """Set every mapped byte of the region (to poison memory in tests), and wait for it."""
 
-    def fence(self) -> Fence:
-        """Mark the lane's present end."""
+    def fence(self, event: int = 0) -> Fence:
+        """Mark the lane's present end. ``event``: the driver's event to mark it with where there are streams, so that
+        others who know the event can wait for it too; 0: one of the device's own."""
 
     def close(self) -> None:
         """Stop the lane and give everything back to the driver."""

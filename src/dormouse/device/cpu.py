@@ -110,6 +110,13 @@ class CpuDevice:
         self._pool.give_back(region.chunks)
         region.chunks.clear()
 
+    def vacate(self, region: Region) -> None:
+        """Unmapping is cheap here: nothing is left for later."""
+        self.unmap(region)
+
+    def sweep(self) -> None:
+        """Nothing is ever left to take away."""
+
     def register_host(self, address: int, size_bytes: Bytes) -> None:
         """Nothing to do but to count: every host page can be copied from as it is."""
         assert address > 0 and size_bytes > 0, (address, size_bytes)
@@ -128,7 +135,8 @@ class CpuDevice:
         self.fence().synchronize()
         ctypes.memset(region.address, value, size_bytes)
 
-    def fence(self) -> LaneFence:
+    def fence(self, event: int = 0) -> LaneFence:
+        assert event == 0, "there are no streams, so nobody has events"
         return self._lane.fence()
 
     def close(self) -> None:

@@ -38,11 +38,15 @@ class Driver:
 
     def __init__(self, bindings: Any = None) -> None:
         self._cuda = bindings or _bindings()
+        self._success = self._cuda.CUresult.CUDA_SUCCESS
         try:
             self._call("cuInit", 0)
         except RuntimeError as fault:
             # The library is looked for at the first call, and its absence is no CUDA status.
             raise DeviceError("cuInit", "NO_DRIVER", str(fault).partition("\n")[0]) from None
+        # Called for every group of an image: looked up once.
+        self._copy_to_device = self._cuda.cuMemcpyHtoDAsync
+        self._record = self._cuda.cuEventRecord
 
     def device_count(self) -> int:
         return int(self._call("cuDeviceGetCount"))
@@ -135,8 +139,8 @@ class Driver:
         self._call("cuStreamDestroy", self._cuda.CUstream(stream))
 
     def copy_in(self, address: int, host_address: int, size_bytes: Bytes, stream: int) -> None:
-        to, lane = self._cuda.CUdeviceptr(address), self._cuda.CUstream(stream)
-        self._call("cuMemcpyHtoDAsync", to, host_address, size_bytes, lane)
+        (status,) = self._copy_to_device(address, host_address, size_bytes, stream)
+        self._check("cuMemcpyHtoDAsync", status)
 
     def copy_out(self, host_address: int, address: int, size_bytes: Bytes, stream: int) -> None:
         source, lane = self._cuda.CUdeviceptr(address), self._cuda.CUstream(stream)
@@ -150,7 +154,8 @@ class Driver:
         return int(self._call("cuEventCreate", int(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
 
     def record_event(self, event: int, stream: int) -> None:
-        self._call("cuEventRecord", self._cuda.CUevent(event), self._cuda.CUstream(stream))
+        (status,) = self._record(event, stream)
+        self._check("cuEventRecord", status)
 
     def wait_event(self, stream: int, event: int) -> None:
         """Hold back later work of a stream; what the event marks now is what counts, however it is recorded later."""
@@ -162,6 +167,36 @@ class Driver:
 
     def destroy_event(self, event: int) -> None:
         self._call("cuEventDestroy", self._cuda.CUevent(event))
+
+    # -------------------------------------------------------------- graphs
+
+    def begin_capture(self, stream: int) -> None:
+        """What the calling thread queues on the stream from now on is recorded, not done. Other threads are not
+        concerned: they may map, copy and run meanwhile."""
+        mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call("cuStreamBeginCapture", self._cuda.CUstream(stream), mode)
+
+    def end_capture(self, stream: int) -> int:
+        """The recorded graph. Recording has ended also if this raises, as it does after something forbidden."""
+        return int(self._call("cuStreamEndCapture", self._cuda.CUstream(stream)))
+
+    def wait_event_in_capture(self, stream: int, event: int) -> None:
+        """Record a wait for an event; at each launch it is for what was queued last when the graph was launched."""
+        external = int(self._cuda.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL)
+        self._call("cuStreamWaitEvent", self._cuda.CUstream(stream), self._cuda.CUevent(event), external)
+
+    def instantiate(self, graph: int) -> int:
+        """An executable graph; the recorded one is not needed any more."""
+        return int(self._call("cuGraphInstantiate", self._cuda.CUgraph(graph), 0))
+
+    def launch(self, executable: int, stream: int) -> None:
+        self._call("cuGraphLaunch", self._cuda.CUgraphExec(executable), self._cuda.CUstream(stream))
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("cuGraphDestroy", self._cuda.CUgraph(graph))
+
+    def destroy_executable(self, executable: int) -> None:
+        self._call("cuGraphExecDestroy", self._cuda.CUgraphExec(executable))
 
     # -------------------------------------------------------------- how a call is made
 
@@ -186,7 +221,7 @@ class Driver:
         return results[0] if len(results) == 1 else results
 
     def _check(self, name: str, status: Any) -> None:
-        if status == self._cuda.CUresult.CUDA_SUCCESS:
+        if status == self._success:
             return
         detail = ""
         with contextlib.suppress(Exception):  # the text is a courtesy; the code is what counts

@@ -29,6 +29,8 @@ class Faults:
 
     def strike(self, call: str) -> None:
         """Count one call. Raises DeviceError if this is the one to fail."""
+        if not self._planned:
+            return
         self._calls[call] += 1
         if (call, self._calls[call]) in self._planned:
             raise DeviceError(call, "INJECTED", f"call {self._calls[call]}")

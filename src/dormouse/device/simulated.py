@@ -127,6 +127,13 @@ class SimulatedDevice:
         self._pool.give_back(region.chunks)
         region.chunks.clear()
 
+    def vacate(self, region: Region) -> None:
+        """Unmapping is cheap here: nothing is left for later."""
+        self.unmap(region)
+
+    def sweep(self) -> None:
+        """Nothing is ever left to take away."""
+
     def register_host(self, address: int, size_bytes: Bytes) -> None:
         assert address > 0 and size_bytes > 0, (address, size_bytes)
         self._faults.strike("register")
@@ -144,7 +151,8 @@ class SimulatedDevice:
         assert 0 <= value < 256, value
         self.fence().synchronize()
 
-    def fence(self) -> SimulatedFence:
+    def fence(self, event: int = 0) -> SimulatedFence:
+        assert event == 0, "there are no streams, so nobody has events"
         return SimulatedFence(self._clock, self._link_free_ns, self._failed)
 
     def close(self) -> None:

@@ -9,6 +9,10 @@ page tables at once, so whoever unmaps has drained the streams that used the reg
     region A  | 3 | 0 | reserved only |           cuMemMap each, cuMemSetAccess once for what is new
     region B  | 1 | reserved only |
 
+A chunk may be mapped in two places. So a function that is evicted to make room for another vacates its region, which
+costs nothing; its chunks are mapped in the new region at once, and the old mapping is swept away while the copies
+run. Nobody touches a vacated region.
+
 Copies go to one stream of our own that does not wait for the default stream. A fence is an event recorded there;
 events are reused when the last reference to their fence is gone.
 
@@ -62,12 +66,13 @@ class _Events:
 
 
 class StreamFence:
-    """An event recorded on the copy stream."""
+    """An event recorded on the copy stream, somebody else's or (``owned``) one of the device's."""
 
-    def __init__(self, device: "VmmDevice", event: int, covered: range) -> None:
+    def __init__(self, device: "VmmDevice", event: int, covered: range, owned: bool) -> None:
         self._device = device
         self._event = event
         self._covered = covered
+        self._owned = owned
 
     def wait(self, stream: int) -> None:
         self._device.hold_back(stream, self._event, self._covered)
@@ -77,7 +82,8 @@ class StreamFence:
 
     def __del__(self) -> None:
         # A stream that was told to wait keeps what the event marked then, so it may be recorded anew.
-        self._device.reuse(self._event)
+        if self._owned:
+            self._device.reuse(self._event)
 
 
 class VmmDevice:
@@ -99,6 +105,7 @@ class VmmDevice:
         self._regions: set[Region] = set()
         self._changed: set[Region] = set()
         self._mapped_bytes: dict[Region, Bytes] = {}
+        self._vacated: dict[Region, Bytes] = {}
         self._registered: dict[int, Bytes] = {}
         self._handles: list[int] = []
         self._open = True
@@ -161,6 +168,7 @@ class VmmDevice:
     def release(self, region: Region) -> None:
         assert not region.chunks, "release of a region that is still mapped"
         self._enter()
+        self._sweep(region)
         self._driver.free_addresses(region.address, region.reserved_bytes)
         self._regions.remove(region)
         self._changed.discard(region)
@@ -172,6 +180,7 @@ class VmmDevice:
         if missing <= 0:
             return
         self._enter()
+        self._sweep(region)
         chunks = self._pool.take(missing)
         self._changed.add(region)
         try:
@@ -189,6 +198,18 @@ class VmmDevice:
         self._faults.strike("unmap")
         self._changed.add(region)
         self._withdraw(region)
+
+    def vacate(self, region: Region) -> None:
+        if region.chunks:
+            self._changed.add(region)
+            self._vacated[region] = len(region.chunks) * self.chunk_bytes
+            self._pool.give_back(region.chunks)
+            region.chunks.clear()
+
+    def sweep(self) -> None:
+        self._enter()
+        for region in list(self._vacated):
+            self._sweep(region)
 
     # -------------------------------------------------------------- copies
 
@@ -219,11 +240,12 @@ class VmmDevice:
         self._driver.fill(region.address, value, len(region.chunks) * self.chunk_bytes, self._stream)
         self._driver.synchronize_stream(self._stream)
 
-    def fence(self) -> StreamFence:
+    def fence(self, event: int = 0) -> StreamFence:
         self._enter()
-        event = self._events.take()
+        owned = event == 0
+        event = event or self._events.take()
         self._driver.record_event(event, self._stream)
-        return StreamFence(self, event, self._failed.covered())
+        return StreamFence(self, event, self._failed.covered(), owned)
 
     def hold_back(self, stream: int, event: int, covered: range) -> None:
         """What ``StreamFence.wait`` does."""
@@ -255,6 +277,7 @@ class VmmDevice:
             for region in self._regions:
                 steps.callback(self._driver.free_addresses, region.address, region.reserved_bytes)
                 steps.callback(self._withdraw, region)
+                steps.callback(self._sweep, region)
             steps.callback(self._driver.destroy_stream, self._stream)
             steps.callback(self._events.destroy)
             steps.callback(self._driver.synchronize_stream, self._stream)
@@ -302,6 +325,13 @@ class VmmDevice:
             self._driver.unmap(region.address, len(region.chunks) * self.chunk_bytes)
             self._pool.give_back(region.chunks)
             region.chunks.clear()
+
+    def _sweep(self, region: Region) -> None:
+        if region in self._vacated:
+            self._faults.strike("unmap")
+            self._changed.add(region)
+            self._driver.unmap(region.address, self._vacated[region])
+            del self._vacated[region]
 
     def _measure(self, region: Region) -> Bytes:
         """Slots of the region where the driver has memory; one with memory other than the pool's book says is none."""

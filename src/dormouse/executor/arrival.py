@@ -3,10 +3,15 @@
 Announced by the copy lane's thread, waited for by the compute lane's. Knows fences, but no memory and no module.
 """
 
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dormouse.device.base import Fence
 from dormouse.errors import DeviceError, Unavailable
+
+_NONE = sys.maxsize
 
 
 class ImageNotArrived(Unavailable):
@@ -20,6 +25,9 @@ class Arrival:
         self.complete = False
         """Every group is in place; nobody needs to wait any more."""
         self._fences: list[Fence] = []
+        self._awaited = _NONE
+        """The first group that somebody waits to see announced; nobody else is woken for a group."""
+        self._whole = False
         self._begun = False
         self._failure: str | None = None
         self._changed = threading.Condition()
@@ -39,6 +47,14 @@ class Arrival:
         """The copies of the next group are queued; ``fence`` stands behind them."""
         with self._changed:
             self._fences.append(fence)
+            if len(self._fences) > self._awaited:
+                self._awaited = _NONE
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Every group is announced."""
+        with self._changed:
+            self._whole = True
             self._changed.notify_all()
 
     def fail(self, message: str) -> None:
@@ -53,22 +69,46 @@ class Arrival:
             self._changed.wait_for(lambda: self._begun or self._failure is not None)
         self._check()
 
+    def wait_whole(self) -> None:
+        """Block until every group is announced, though not yet arrived. Raises ImageNotArrived."""
+        if not self._whole:
+            with self._changed:
+                self._changed.wait_for(lambda: self._whole or self._failure is not None)
+        self._check()
+
     def wait(self, group: int, stream: int) -> None:
         """Make ``stream`` (or this thread, where there are no streams) wait for a group. Raises ImageNotArrived."""
         if group >= len(self._fences):
             with self._changed:
-                self._changed.wait_for(lambda: group < len(self._fences) or self._failure is not None)
+                self._changed.wait_for(lambda: self._is_announced(group))
         self._check()
-        try:
+        with _told():
             self._fences[group].wait(stream)
-        except DeviceError as fault:
-            raise ImageNotArrived(f"the image could not be copied in: {fault.message}") from None
+
+    def confirm(self, group: int) -> None:
+        """Block until a group, and so all before it, is in place. Raises ImageNotArrived if a copy has failed."""
+        with _told():
+            self._fences[group].synchronize()
 
     def settle(self) -> None:
         """Block until every copy so far has ended, and mark the load complete. Raises DeviceError if one failed."""
         self._fences[-1].synchronize()
         self.complete = True
 
+    def _is_announced(self, group: int) -> bool:
+        if group < len(self._fences) or self._failure is not None:
+            return True
+        self._awaited = min(self._awaited, group)
+        return False
+
     def _check(self) -> None:
         if self._failure is not None:
             raise ImageNotArrived(self._failure)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except DeviceError as fault:
+        raise ImageNotArrived(f"the image could not be copied in: {fault.message}") from None

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 
 import torch
 
-from dormouse.core.types import Bytes
 from dormouse.device.base import Region
+from dormouse.executor.cuda_graphs import CudaRecorder
+from dormouse.executor.graphs import Graphs
+from dormouse.executor.memory import memory_at
 from dormouse.model.loaded import Value
 
 
@@ -20,6 +22,7 @@ class CpuCompute:
 
     device = torch.device("cpu")
     stream = 0
+    graphs: Graphs | None = None
 
     def __init__(self, threads: int = 0) -> None:
         """``threads`` of torch; 0: one fewer than the cores, at least one, which leaves one for copies."""
@@ -47,11 +50,13 @@ class CpuCompute:
 class CudaCompute:
     """Torch on one GPU, on a stream of its own."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, *, graphs: bool = True) -> None:
         self.device = torch.device("cuda", index)
         make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
         self._stream = make(self.device)
         self.stream: int = self._stream.cuda_stream
+        self.graphs = Graphs(CudaRecorder(self.device, self._stream)) if graphs else None
+        """None: everything runs eagerly."""
 
     def settle_in(self) -> None:
         """Called once by the thread that will run modules."""
@@ -63,7 +68,7 @@ class CudaCompute:
 
     def memory(self, region: Region) -> torch.Tensor:
         """The whole region as bytes; its start must be mapped, since torch asks the driver whose address it is."""
-        return torch.as_tensor(_Raw(region.address, region.reserved_bytes), device=self.device)
+        return memory_at(region.address, region.reserved_bytes, self.device)
 
     @contextmanager
     def lane(self) -> Iterator[None]:
@@ -76,18 +81,6 @@ class CudaCompute:
 
 
 Compute = CpuCompute | CudaCompute
-
-
-class _Raw:
-    """Memory by address, as torch takes it."""
-
-    def __init__(self, address: int, size_bytes: Bytes) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
 
 
 def moved(value: Value, device: torch.device) -> Value:

@@ -4,7 +4,8 @@ Rules that the control side relies on:
 
 - A command outside its window is refused, and nothing is done.
 - An execution that waits for a load which fails (or is refused) is answered before the load is.
-- A load that is reported as failed holds nothing any more; an eviction that is reported has happened.
+- A load that is reported as failed holds nothing any more; an eviction that is reported has happened. It may be
+  reported after a later load has begun: its memory is free at once, and the rest is done beside that load's copies.
 
 Locks: ``_Function.running`` is held by whoever runs the module or takes its memory away; ``waiting`` (executions that
 have not begun) has a lock of its own, so that a failed load can answer them while another function computes.
@@ -44,7 +45,7 @@ from dormouse.executor.runner import Runner
 from dormouse.model.loaded import Inputs, Value, one_line
 from dormouse.model.outputs import Output
 from dormouse.slab import Slab
-from dormouse.wire import ChunkReady, ExecuteRequest, FromExecutor, LoadImage, TensorRef
+from dormouse.wire import ChunkReady, ExecuteRequest, FromExecutor, GraphsHeld, LoadImage, TensorRef
 
 
 class _Cancelled(DormouseError):
@@ -68,12 +69,18 @@ class _Execution:
 
 @dataclass(eq=False)
 class _Function:
+    id: FunctionId
     runner: Runner
     arrival: Arrival | None = None
     """Of the load asked for last."""
     running: threading.Lock = field(default_factory=threading.Lock)
     waiting: dict[CommandId, _Execution] = field(default_factory=dict)
     waiting_lock: threading.Lock = field(default_factory=threading.Lock)
+    leaving: bool = False
+    """Its memory is wanted: a capture gives way."""
+    capture_planned: bool = False
+    reported: tuple[int, str] = (0, "")
+    """What the control side knows of its graphs."""
 
     def take(self, execution: _Execution) -> bool:
         """Whether the caller is the one to answer this execution."""
@@ -121,6 +128,8 @@ class Desk:
         self._send = send
         self._functions: dict[FunctionId, _Function] = {}
         self._executions: dict[RequestId, _Execution] = {}
+        self._vacated: list[Evict] = []
+        """Evictions that have still to be swept and reported."""
         self._copying = Lane("copy-lane")
         self._computing = Lane("compute-lane")
         self._computing.put(compute.settle_in)
@@ -128,9 +137,10 @@ class Desk:
     def load(self, asked: LoadImage) -> None:
         function = self._functions.get(asked.command.function)
         if function is None:
-            function = self._functions[asked.command.function] = _Function(self._runner(Path(asked.directory)))
+            function = _Function(asked.command.function, self._runner(Path(asked.directory)))
+            self._functions[asked.command.function] = function
         arrival = function.arrival = Arrival()
-        self._copying.put(lambda: self._load(function, asked, arrival))
+        self._copy_lane(lambda: self._load(function, asked, arrival))
 
     def execute(self, asked: ExecuteRequest) -> None:
         function = self._functions.get(asked.command.function)
@@ -144,10 +154,12 @@ class Desk:
         self._computing.put(lambda: self._execute(function, execution))
 
     def evict(self, command: Evict) -> None:
-        self._copying.put(lambda: self._evict(command))
+        self._make_way(command.function)
+        self._copy_lane(lambda: self._evict(command))
 
     def forget(self, command: Forget) -> None:
-        self._copying.put(lambda: self._forget(command))
+        self._make_way(command.function)
+        self._copy_lane(lambda: self._forget(command))
 
     def cancel(self, command: Cancel) -> None:
         execution = self._executions.get(command.request)
@@ -156,7 +168,7 @@ class Desk:
 
     def grown(self, offset: Bytes, size_bytes: Bytes) -> None:
         """New host memory: make it fit for fast copies before anything is copied from it."""
-        self._copying.put(lambda: self._device.register_host(self._terms.host_address + offset, size_bytes))
+        self._copy_lane(lambda: self._device.register_host(self._terms.host_address + offset, size_bytes))
 
     def read(self, offsets: tuple[Bytes, ...]) -> None:
         """The control side has copied these tensors out of the reply slab."""
@@ -165,10 +177,24 @@ class Desk:
     def finish(self) -> None:
         """Do everything that was asked for, then give the device back."""
         self._computing.finish()
+        self._copying.put(self._sweep)
         self._copying.finish()
         self._device.close()
 
     # -------------------------------------------------------------- the copy lane
+
+    def _copy_lane(self, work: Callable[[], None]) -> None:
+        def do() -> None:
+            work()
+            if not self._copying.busy:
+                self._sweep()
+
+        self._copying.put(do)
+
+    def _make_way(self, name: FunctionId) -> None:
+        function = self._functions.get(name)
+        if function is not None:
+            function.leaving = True
 
     def _load(self, function: _Function, asked: LoadImage, arrival: Arrival) -> None:
         command = asked.command
@@ -178,7 +204,7 @@ class Desk:
             return
         started = time.monotonic_ns()
         try:
-            build_ns = function.runner.load(asked.extents, arrival)
+            build_ns = function.runner.load(asked.extents, arrival, meanwhile=self._sweep)
         except (Exception, SystemExit) as fault:
             message = self._said(fault)
             # Let go of those that wait, so that one which has begun ends and answers; then take the memory away.
@@ -222,10 +248,19 @@ class Desk:
         if function is not None:
             with function.running:
                 lost = function.runner.evict()
+            function.leaving = False
             if lost:
                 print(f"{command.function}: {lost}", file=sys.stderr, flush=True)
-        unaccounted_bytes = self._device.unaccounted_bytes()
-        self._send(EvictionFinished(self._executor, command.command, command.function, unaccounted_bytes))
+        self._vacated.append(command)
+
+    def _sweep(self) -> None:
+        """Complete the evictions so far and report them."""
+        if self._vacated:
+            self._device.sweep()
+            unaccounted_bytes = self._device.unaccounted_bytes()
+            for command in self._vacated:
+                self._send(EvictionFinished(self._executor, command.command, command.function, unaccounted_bytes))
+            self._vacated.clear()
 
     def _forget(self, command: Forget) -> None:
         refused = self._outside(command)
@@ -246,6 +281,32 @@ class Desk:
         with function.running:
             if function.take(execution):
                 self._answer(function.runner, execution)
+        if function.runner.capture_overdue:
+            self._capture(function, patient=False)
+        self._plan_capture(function)
+
+    def _plan_capture(self, function: _Function) -> None:
+        """Nobody who waits is made to wait for a graph: it is captured when the lane is idle."""
+        self._report(function)
+        if function.runner.capture_wanted and not function.leaving and not function.capture_planned:
+            function.capture_planned = True
+            self._computing.put_when_idle(lambda: self._capture_when_idle(function))
+
+    def _capture_when_idle(self, function: _Function) -> None:
+        function.capture_planned = False
+        self._capture(function, patient=True)
+        self._plan_capture(function)
+
+    def _capture(self, function: _Function, *, patient: bool) -> None:
+        with function.running:
+            if not function.leaving:
+                function.runner.capture(lambda: function.leaving or (patient and self._computing.busy))
+
+    def _report(self, function: _Function) -> None:
+        held = function.runner.graphs
+        if held != function.reported and self._functions.get(function.id) is function:
+            function.reported = held
+            self._send(GraphsHeld(function.id, *held))
 
     def _answer(self, runner: Runner, execution: _Execution) -> None:
         command = execution.asked.command

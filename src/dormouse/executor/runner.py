@@ -10,12 +10,18 @@ comes and goes. The image is cut into groups of equal size, copied in order of f
 While an image arrives, a Watch stands between the module's code and its tensors: the first touch of a tensor whose
 group has not been waited for waits for its fence. A run that starts when all has arrived goes without the watch.
 
-Threads: ``load``, ``evict`` and ``discard`` belong to the copy lane, ``run`` to the compute lane. Whoever calls sees
-to it that a run and an ``evict`` or ``discard`` never overlap; a run and a ``load`` do, on purpose.
+Where the device has graphs, a shape of inputs that has been run is captured when there is time, with the watch up: at
+the same first touches, the graph waits for the groups' events. These are the function's own and are recorded anew at
+every load. A graph may be launched as soon as all groups are queued, since it then waits for this load and not for
+the one before.
+
+Threads: ``load``, ``evict`` and ``discard`` belong to the copy lane, ``run`` and ``capture`` to the compute lane.
+Whoever calls sees to it that these and an ``evict`` or ``discard`` never overlap; a run and a ``load`` do, on purpose.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,13 +30,16 @@ from torch import nn
 
 from dormouse.core.types import Bytes, Ns
 from dormouse.device.base import Device, Region
-from dormouse.errors import DeviceError, InvalidRequest
+from dormouse.errors import DeviceError, DormouseError, InvalidRequest
 from dormouse.executor.arrival import Arrival, ImageNotArrived
 from dormouse.executor.compute import Compute, moved
 from dormouse.executor.copying import Piece, pieces_of
+from dormouse.executor.graphs import Graph, Graphs, Interrupted, NotCaptured
+from dormouse.executor.shapes import Sample, Shapes, shape_of
 from dormouse.model import skeleton
 from dormouse.model.access import Watch
-from dormouse.model.loaded import Inputs
+from dormouse.model.datatypes import dtype_named
+from dormouse.model.loaded import Inputs, one_line
 from dormouse.model.outputs import Output, named_outputs
 from dormouse.model.places import Place, find_places
 from dormouse.store.index import ImageIndex, read_index
@@ -68,9 +77,12 @@ class Runner:
         self._built: _Built | None = None
         self._current: Arrival | None = None
         self._extents: tuple[Extent, ...] = ()
+        self._groups: list[list[Piece]] = []
+        """Of the image as it lies in ``_extents``."""
 
-    def load(self, extents: tuple[Extent, ...], arrival: Arrival) -> Ns:
-        """Bring the image in; the time spent on building, which is 0 after the first load.
+    def load(self, extents: tuple[Extent, ...], arrival: Arrival, meanwhile: Callable[[], None] | None = None) -> Ns:
+        """Bring the image in; the time spent on building, which is 0 after the first load. ``meanwhile`` is called
+        when all copies are queued, to do what can be done beside them.
 
         Raises DeviceError or RefusedSource; then call ``discard``.
         """
@@ -78,10 +90,14 @@ class Runner:
         fresh = self._built is None
         built = self._built or self._build()
         build_ns = time.monotonic_ns() - started if fresh else 0
-        self._extents = extents
+        if extents != self._extents:
+            self._extents = extents
+            self._groups = list(pieces_of(extents, built.index.image_bytes, self._group_bytes))
         built.guard.passed = -1
         self._current = arrival
         self._copy_in(built, arrival)
+        if meanwhile is not None:
+            meanwhile()
         arrival.settle()
         return build_ns
 
@@ -96,6 +112,9 @@ class Runner:
         built = self._built
         if built is None or arrival is not self._current:
             raise ImageNotArrived("the function is not on the device")
+        graph = self.graph_of(inputs)
+        if graph is not None and (replayed := self._replayed(built, graph, arrival, inputs, wanted)) is not None:
+            return replayed
         if arrival.complete:
             built.guard.disarm()
         with self._compute.lane():
@@ -104,36 +123,147 @@ class Runner:
             result = built.module(**{name: moved(value, self._compute.device) for name, value in inputs.items()})
             answer = self._emitted(result, wanted, emit) if isinstance(result, Iterator) else _on_cpu(result, wanted)
             self._keep_state(built, arrival)
+        if self._compute.graphs is not None:
+            if isinstance(result, Iterator):
+                built.shapes.refuse("it streams its answer")
+            built.shapes.ran(inputs, answer)
         return answer
+
+    # -------------------------------------------------------------- graphs
+
+    @property
+    def capture_wanted(self) -> bool:
+        """Whether a shape that was run has no graph yet and may have one, and the image is here to make it with."""
+        return self._built is not None and self._current is not None and self._built.shapes.wanted is not None
+
+    @property
+    def capture_overdue(self) -> bool:
+        """Whether it should have one by now, whoever waits."""
+        return self._built is not None and self._built.shapes.overdue
+
+    @property
+    def graphs(self) -> tuple[int, str]:
+        """How many shapes are replayed now, and why no others will be; nothing if they may."""
+        graphs, built = self._compute.graphs, self._built
+        return (0, "") if graphs is None or built is None else (graphs.count(built), built.shapes.refusal)
+
+    def graph_of(self, inputs: Inputs) -> Graph | None:
+        """The graph that a run with such inputs would replay."""
+        graphs = self._compute.graphs
+        return None if graphs is None or self._built is None else graphs.find(self._built, shape_of(inputs))
+
+    def capture(self, interrupted: Callable[[], bool]) -> None:
+        """Make the next graph that is wanted, if the image is on the device, and try it. ``interrupted`` is asked now
+        and then; once it says yes, all is as before. What goes wrong is a reason to run eagerly from now on."""
+        built, arrival, graphs = self._built, self._current, self._compute.graphs
+        sample = built.shapes.wanted if built is not None else None
+        if built is None or arrival is None or graphs is None or sample is None:
+            return
+        try:
+            arrival.wait_whole()
+            with self._compute.lane():
+                graph = self._recorded(built, graphs, sample, interrupted)
+            graph.stage(sample.inputs)
+            replayed = graph.replay(tuple(sample.answer))
+            if graph.last_group >= 0:
+                arrival.confirm(graph.last_group)
+            _check_same(replayed, sample.answer, _tolerance(built.index))
+            built.shapes.done(sample)
+        except Interrupted:
+            return
+        except ImageNotArrived:
+            graphs.drop(built)  # one may have been recorded, but nobody knows whether it is right
+            built.shapes.done(sample)
+        except (NotCaptured, DeviceError) as fault:
+            graphs.drop(built)
+            built.shapes.refuse(fault.message if isinstance(fault, DormouseError) else str(fault))
+        except Exception as fault:
+            graphs.drop(built)
+            built.shapes.refuse(one_line(fault))
+            self._compute.check()
+
+    def _recorded(self, built: "_Built", graphs: Graphs, sample: Sample, interrupted: Callable[[], bool]) -> Graph:
+        guard, waited = built.guard, built.guard.passed
+        last = -1
+
+        def touched(group: int) -> None:
+            nonlocal last
+            if interrupted():
+                raise Interrupted
+            graphs.recorder.hold_back(built.events[group])
+            last = guard.passed = group
+
+        def forward(tensors: dict[str, torch.Tensor]) -> object:
+            guard.begin()
+            return built.module(**tensors)
+
+        guard.passed = -1
+        guard.touched = touched
+        guard.arm()
+        try:
+            graph = graphs.record(built, sample.shape, forward, sample.inputs)
+        finally:
+            guard.passed = waited  # the stream itself has waited for nothing new
+            guard.touched = _nothing
+        graph.last_group = last
+        return graph
+
+    def _replayed(
+        self, built: "_Built", graph: Graph, arrival: Arrival, inputs: Inputs, wanted: Sequence[str]
+    ) -> dict[str, Output] | None:
+        """The answer; None if the driver does not take the graph, which is then no more."""
+        _check_wanted(graph.names, wanted)
+        graph.stage(inputs)
+        arriving = not arrival.complete
+        if arriving:
+            arrival.wait_whole()
+        try:
+            answer = graph.replay(wanted)
+        except DeviceError as fault:
+            assert self._compute.graphs is not None
+            self._compute.graphs.drop(built)
+            built.shapes.refuse(f"its graph could not be launched: {fault.message}")
+            return None
+        if arriving and graph.last_group >= 0:
+            arrival.confirm(graph.last_group)
+        return dict(answer)
+
+    # -------------------------------------------------------------- going
 
     def evict(self) -> str:
         """Write runtime state home and give the chunks back; what was lost on the way, which is nothing but after a
-        broken copy. Raises DeviceError if the chunks cannot be given back, after which the device is of no use."""
+        broken copy. The device's ``sweep`` completes it. Raises DeviceError if the chunks cannot be given back, after
+        which the device is of no use."""
         lost = ""
         if self._built is not None and self._current is not None and self._built.index.state_bytes:
             try:
                 self._copy_state_out(self._built)
             except DeviceError as fault:
                 lost = f"its runtime state could not be copied home: {fault.message}"
-        self.discard()
+        self._leave(self._device.vacate)
         return lost
 
     def discard(self) -> None:
         """Give the chunks back as they are, after the lane's last copy; all of a load that failed goes."""
-        self._current = None
+        self._leave(self._device.unmap)
+
+    def _leave(self, unmap: Callable[[Region], None]) -> None:
+        arrival, self._current = self._current, None
         if self._built is not None:
-            _drain(self._device)
-            self._device.unmap(self._built.region)
-            self._built.guard.disarm()
-            self._built.rescan()
-            self._built.guard.arm()
+            if arrival is None or not arrival.complete:
+                _drain(self._device)
+            unmap(self._built.region)
+            self._built.watch_again()
 
     def forget(self) -> None:
-        """Drop the module and the reserved range."""
+        """Drop the module, its graphs and the reserved range."""
         self.discard()
         if self._built is not None:
-            region, self._built = self._built.region, None
-            self._device.release(region)
+            built, self._built = self._built, None
+            if self._compute.graphs is not None:
+                self._compute.graphs.drop(built)
+                self._compute.graphs.recorder.drop_events(built.events)
+            self._device.release(built.region)
 
     def _build(self) -> "_Built":
         index = read_index(self._directory)
@@ -141,7 +271,10 @@ class Runner:
         try:
             self._device.map(region, min(index.image_bytes, self._device.chunk_bytes))
             module = skeleton.rebuild(self._directory, index, self._allow_code)
-            self._built = _Built(index, region, module, self._compute.memory(region), self._group_bytes)
+            built = _Built(index, region, module, self._compute.memory(region), self._group_bytes)
+            if self._compute.graphs is not None:
+                built.events = self._compute.graphs.recorder.events(built.groups)
+            self._built = built
         except BaseException:
             self._device.unmap(region)
             self._device.release(region)
@@ -154,7 +287,7 @@ class Runner:
             self._device.map(region, total)
             self._device.fill(region, POISON)
         mapped, step = len(region.chunks) * chunk, chunk
-        for group in pieces_of(self._extents, total, self._group_bytes):
+        for group, event in zip(self._groups, built.events, strict=True):
             end = group[-1].offset + group[-1].size_bytes
             if end > mapped:
                 # Growing steps: the first copies start after one chunk, and few calls are made for a large image.
@@ -164,9 +297,10 @@ class Runner:
             for piece in group:
                 address = self._host_address + piece.host_offset
                 self._device.copy_in(region, piece.offset, address, piece.size_bytes)
-            arrival.announce(self._device.fence())
+            arrival.announce(self._device.fence(event))
             if arrival.announced == HEAD_START_GROUPS:
                 arrival.begin()
+        arrival.close()
         arrival.begin()
 
     def _copy_state_out(self, built: "_Built") -> None:
@@ -209,6 +343,8 @@ class _Built:
         self.region = region
         self.module = module
         self.groups = -(-index.image_bytes // group_bytes)
+        self.events: tuple[int, ...] = (0,) * self.groups
+        """By group: the event that its copies are marked with. 0 where nobody needs to know which."""
 
         def view(offset: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
             end = offset + torch.Size(shape).numel() * dtype.itemsize
@@ -220,15 +356,18 @@ class _Built:
 
         skeleton.bind(module, index, view)
         self.state = _state_places(module, index)
+        self.shapes = Shapes("a forward pass changes its state" if index.state_bytes else "")
         self.guard = Watch(module, group_of, _nothing)
         self.guard.arm()
         self._scanned = False
 
-    def rescan(self) -> None:
-        """After the first run: it may have left views of weights in plain attributes."""
+    def watch_again(self) -> None:
+        """For the next arrival. The first run may have left views of weights in plain attributes."""
         if not self._scanned:
             self._scanned = True
+            self.guard.disarm()
             self.guard.scan()
+        self.guard.arm()
 
 
 def _state_places(module: nn.Module, index: ImageIndex) -> list[tuple[Place, torch.Tensor]]:
@@ -258,7 +397,33 @@ def _on_cpu(result: object, wanted: Sequence[str]) -> dict[str, Output]:
     return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in chosen.items()}
 
 
-def _check_wanted(outputs: Mapping[str, Output], wanted: Sequence[str]) -> None:
+def _check_same(replayed: Mapping[str, torch.Tensor], answer: Mapping[str, torch.Tensor], tolerance: float) -> None:
+    """Raises NotCaptured if a replay answers otherwise than the module did, as it does if code that is run only once
+    matters. Modules may choose other kernels while they are recorded, so numbers need not be equal bit by bit."""
+    for name, expected in answer.items():
+        now = replayed[name]
+        if now.shape != expected.shape or now.dtype != expected.dtype or not _alike(now, expected, tolerance):
+            raise NotCaptured(f"a replay gives another {name!r} than the module itself")
+
+
+def _tolerance(index: ImageIndex) -> float:
+    """Of the size of an answer. The coarsest weights tell how far two right answers may be apart: 0.07 % for float32,
+    18 % for bfloat16. Answers that have nothing in common are 140 % apart."""
+    dtypes = {dtype_named(entry.dtype) for entry in index.tensors}
+    return 2 * math.sqrt(max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0))
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
+    if not other.dtype.is_floating_point or not other.numel():
+        return torch.equal(one, other)
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return False
+    now, expected = (value.double().nan_to_num(0, 0, 0) for value in (one, other))
+    error, size = float((now - expected).norm()), float(expected.norm())
+    return error <= tolerance * size
+
+
+def _check_wanted(outputs: Collection[str], wanted: Sequence[str]) -> None:
     for name in wanted:
         if name not in outputs:
             raise InvalidRequest(f"the model has no output {name!r}; it has {', '.join(outputs)}")
