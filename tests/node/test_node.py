@@ -66,9 +66,12 @@ def test_a_request_tells_how_it_found_its_model(tmp_path: Path) -> None:
     async def work() -> None:
         async with opened(small(tmp_path)) as node:
             await node.deploy(manifest("f", "stack", seed=1))
-            first, second = await ask(node, "f", inputs(0)), await ask(node, "f", inputs(0))
-            assert (first.path, second.path) == ("build", "resident")
-            assert second.device_ns > 0
+            answers = [await ask(node, "f", inputs(0))]
+            # An answer may overtake the news that its load has ended: what comes in between has waited for it too.
+            while answers[-1].path != "resident":
+                answers.append(await ask(node, "f", inputs(0)))
+            assert {answer.path for answer in answers[:-1]} == {"build"}
+            assert answers[-1].device_ns > 0
 
     run(work())
 
