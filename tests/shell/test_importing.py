@@ -103,6 +103,25 @@ def test_signature_of_a_factory_with_declared_inputs_and_text(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize(("dtype", "datatype"), [("float16", "FP16"), ("bfloat16", "BF16")])
+def test_a_model_that_is_cast_is_tried_with_inputs_of_its_new_precision(
+    tmp_path: Path, dtype: str, datatype: str
+) -> None:
+    (tmp_path / "nets.py").write_text(
+        "import torch\ndef linear():\n    return torch.nn.Linear(3, 2), torch.zeros(1, 3)\n"
+    )
+    manifest = Manifest("m", "nets:linear", code=str(tmp_path), dtype=dtype)
+    signature = import_model(manifest, tmp_path / "image", [tmp_path]).signature
+    assert [item.datatype for item in (*signature.inputs, *signature.outputs)] == [datatype, datatype]
+
+
+def test_a_picture_model_that_is_cast_needs_no_declared_inputs(tmp_path: Path) -> None:
+    save_huggingface("resnet", tmp_path / "source")
+    manifest = Manifest("m", str(tmp_path / "source"), dtype="bfloat16")
+    signature = import_model(manifest, tmp_path / "image", ()).signature
+    assert [(item.name, item.datatype) for item in signature.inputs] == [("pixel_values", "BF16")]
+
+
 def test_nested_outputs_get_numbered_names(tmp_path: Path) -> None:
     index = import_model(*_swapped(factory(tmp_path, "recurrent"), tmp_path / "image"))
     assert [item.name for item in index.signature.outputs] == ["output_0", "output_1_0", "output_1_1"]

@@ -28,6 +28,14 @@ class Trial:
     """What the owner says of the inputs; empty: what the trial shows."""
 
 
+def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """The same inputs, floating-point ones in another precision."""
+    return {
+        name: value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """``module`` is called with keyword tensors, in eval mode, without gradients."""

@@ -17,7 +17,7 @@ from dormouse.core.types import Bytes
 from dormouse.errors import RefusedSource
 from dormouse.model.access import first_use_order
 from dormouse.model.datatypes import bytes_of, datatype_of
-from dormouse.model.loaded import Inputs, LoadedModel, Trial, Value, one_line
+from dormouse.model.loaded import Inputs, LoadedModel, Trial, Value, cast, one_line
 from dormouse.model.outputs import Output, named_outputs
 from dormouse.model.places import Place, find_places
 from dormouse.tensors import Signature, TensorSpec
@@ -92,9 +92,23 @@ def run(module: nn.Module, inputs: Inputs) -> dict[str, Output]:
         return _copied(named_outputs(result))
 
 
+def _candidates(loaded: LoadedModel) -> Iterator[Trial]:
+    """The trials as they are; then, unless the owner declared their types, in the precision of the weights."""
+    yield from loaded.trials
+    floating = next((p.dtype for p in loaded.module.parameters() if p.is_floating_point()), torch.float32)
+    for trial in loaded.trials:
+        if not trial.declared and any(_is_of_another(value, floating) for value in trial.inputs.values()):
+            varied = None if trial.varied is None else cast(trial.varied, floating)
+            yield Trial(cast(trial.inputs, floating), varied)
+
+
+def _is_of_another(value: Value, floating: torch.dtype) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != floating
+
+
 def _first_that_works(loaded: LoadedModel, kept: list[KeptTensor]) -> tuple[Trial, list[int], dict[str, Output]]:
     failures: list[str] = []
-    for trial in loaded.trials:
+    for trial in _candidates(loaded):
         try:
             order, outputs = first_use_order(
                 loaded.module, [item.tensor for item in kept], partial(run, loaded.module, trial.inputs)
