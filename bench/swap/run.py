@@ -109,6 +109,7 @@ def shapes(device: str) -> list[Shape]:
             Shape("ResNet-152 shape", "ResNetForImageClassification", resnet, picture()),
             Shape("BERT-base shape, 128 tokens", "BertModel", bert, tokens(128, 30522)),
             Shape("BERT-base shape, 128 tokens, tuned link", "BertModel", bert, tokens(128, 30522), tuned=True),
+            Shape("ResNet-152 shape, tuned link", "ResNetForImageClassification", resnet, picture(), tuned=True),
         ]
     large = transformers.BertConfig(
         hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
