@@ -2,6 +2,7 @@
 
     DormouseError                    a sentence for the user, and the HTTP status that says it
     ├── InvalidRequest        400    the request is malformed; names the field
+    ├── Forbidden             403    asked from where it may not be asked
     ├── UnknownFunction       404    no such function or revision
     ├── TooLarge              413    a body or tensor over a limit
     ├── Conflict              409    the name is taken, or the state forbids it
@@ -37,6 +38,10 @@ class InvalidRequest(DormouseError):
 
 class RefusedSource(DormouseError):
     status = 400
+
+
+class Forbidden(DormouseError):
+    status = 403
 
 
 class UnknownFunction(DormouseError):

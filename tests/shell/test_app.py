@@ -417,6 +417,20 @@ def test_a_client_that_goes_away_while_sending_leaves_no_request() -> None:
     assert node.seen == []
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/dormouse/functions"), ("POST", "/v2/repository/models/affine/unload"), ("GET", "/v2")],
+)
+def test_a_page_of_another_site_may_not_ask(method: str, path: str) -> None:
+    refused = answer_to(method, path, headers={"Origin": "http://elsewhere.example", "Content-Type": "text/plain"})
+    assert refused.status_code == 403
+    assert "elsewhere.example" in text_of(refused)
+
+
+def test_a_page_of_this_server_may_ask() -> None:
+    assert answer_to("GET", "/v2", headers={"Origin": "http://here:8000", "Host": "here:8000"}).status_code == 200
+
+
 def test_a_request_cut_off_by_a_shutdown_is_told_so_and_cancelled() -> None:
     node = furnished()
 

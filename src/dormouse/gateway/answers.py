@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dormouse.errors import DormouseError, Unavailable
+from dormouse.errors import DormouseError, Forbidden, Unavailable
 
 Handler = Callable[[Request], Awaitable[Response]]
 Result = TypeVar("Result")
@@ -55,6 +55,7 @@ def guarded(handler: Handler) -> Handler:
 
     async def answer(request: Request) -> Response:
         try:
+            _check_origin(request)
             return await handler(request)
         except DormouseError as fault:
             return error_answer(fault)
@@ -66,6 +67,13 @@ def guarded(handler: Handler) -> Handler:
             return error_answer(unexpected(f"{request.method} {request.url.path}", fault))
 
     return answer
+
+
+def _check_origin(request: Request) -> None:
+    """A page in somebody's browser may not use that browser's way to a loopback server. Raises Forbidden."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        raise Forbidden(f"requests from pages of {origin} are not answered here")
 
 
 def unexpected(during: str, fault: Exception) -> DormouseError:
