@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from dormouse.config import MIB
+from dormouse.core.messages import CommandRefused, Execute
+from dormouse.core.types import Reason
 from dormouse.errors import DormouseError, StateNotKept, UnknownFunction
 from tests.node.nodes import (
     Gate,
@@ -98,6 +100,26 @@ def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(tmp_path: Path)
             assert node.live()
             await node.deploy(manifest("f", "stack", seed=2))
             await ask(node, "f", inputs(0))
+
+    run(work())
+
+
+def test_a_command_that_is_refused_after_its_client_has_gone_leaves_no_tensors_behind(tmp_path: Path) -> None:
+    async def work() -> None:
+        gate = Gate(tmp_path)
+        async with opened(small(tmp_path / "state")) as node:
+            await node.deploy(manifest("f", "gated", **gate.arguments))
+            request = asyncio.create_task(ask(node, "f", closed_gate()))
+            await gate.wait_until_begun()
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            assert node._payloads.slab.used_bytes > 0, "the executor may read them yet"
+            (executor,) = node._state.executors.values()
+            (execute,) = [command for command in executor.pending.values() if isinstance(command, Execute)]
+            node._controller.post(CommandRefused(executor.id, execute.command, Reason.TOO_LATE))
+            assert node._payloads.slab.used_bytes == 0
+            os.kill(pid_of(node), signal.SIGKILL)  # it still stands at the gate
 
     run(work())
 

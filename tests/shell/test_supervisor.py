@@ -182,11 +182,10 @@ def test_an_unusable_device_is_given_up_with_its_line(run: Run) -> None:
 
 
 def test_an_executor_that_never_gets_ready_is_given_up_with_its_last_words(run: Run) -> None:
-    async def scenario(supervisor: Supervisor, recorder: Recorder) -> None:
+    async def scenario(_: Supervisor, recorder: Recorder) -> None:
         message = (await recorder.next(Unusable)).message
         assert "exited with status 1; it last wrote: ImportError: no module named nothing" in message
         assert "given up after 3 starts" in message
-        assert supervisor.last_lines(2) == ["ImportError: no module named nothing"] * 2
 
     run(scenario, "dies", delays_s=(0.0, 0.01))
 

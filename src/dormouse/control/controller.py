@@ -17,8 +17,8 @@ from dormouse.control.payloads import Answer, Payloads
 from dormouse.core.messages import (
     Acknowledge,
     Cancel,
-    ChunkProduced,
     Command,
+    CommandRefused,
     DeleteImage,
     DropImage,
     Event,
@@ -34,6 +34,7 @@ from dormouse.core.messages import (
     ReadImage,
     Refuse,
     Reply,
+    RequestCancelled,
     SetTimer,
     TimerFired,
 )
@@ -110,12 +111,12 @@ class Controller:
         """Free the tensors of requests that the core has forgotten: no executor will read them."""
         ended: set[RequestId] = {c.request for c in commands if isinstance(c, Reply | Refuse)}
         match event:
-            case ExecutorLost():
+            case ExecutorLost() | CommandRefused():  # which do not say whose request it was
                 ended.update(self._payloads.open_requests())
-            case ChunkProduced() | ExecutionFinished() | ExecutionFailed():
+            case RequestCancelled() | ExecutionFinished() | ExecutionFailed():
                 ended.add(event.request)
             case _:
-                ended |= {event.request} if hasattr(event, "request") else set()
+                pass
         for request in ended:
             if request not in self.core.state.requests:
                 self._payloads.release(request)

@@ -39,15 +39,6 @@ DEFAULT_PRIORITY = 100
 
 
 @unique
-class Tier(StrEnum):
-    """Where an image lives."""
-
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
-
-
-@unique
 class Path(StrEnum):
     """How a request found its model."""
 

@@ -74,8 +74,3 @@ def tone(hertz: float) -> Array:
     wave = (np.sin(2 * np.pi * hertz * overtones * time + overtones) / overtones).sum(axis=0)
     frame: Array = ((wave - wave.mean()) / wave.std())[None].astype("<f4")
     return frame
-
-
-def pitch_hz(scores: Array) -> float:
-    """The pitch with the best score: bins are 20 cents apart, the first is 1997.38 cents above 10 Hz."""
-    return float(10 * 2 ** ((scores.argmax() * 20 + 1997.3794084376191) / 1200))

@@ -126,13 +126,6 @@ class Supervisor:
             self._condemn(self._child, f"did not end within {limit_s:g} s")
         await self._task
 
-    def last_lines(self, count: int = 20) -> list[str]:
-        """The end of the log: what executors have written to their standard error."""
-        with suppress(OSError), self._log_file.open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - 64 * 1024))
-            return log.read().decode(errors="replace").splitlines()[-count:]
-        return []
-
     # -------------------------------------------------------------- the life of one process after another
 
     async def _supervise(self) -> None:
