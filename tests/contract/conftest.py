@@ -6,6 +6,7 @@ strict: every misuse that the driver may or does answer with an error is answere
 
 import ctypes
 import enum
+import os
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ Answer = tuple[Any, ...]
 
 
 class StandInCuda:
-    """One device of ``TOTAL_BYTES``."""
+    """Two devices of ``TOTAL_BYTES`` each, which reach each other's memory."""
 
     CUresult = Status
     CUdevice = CUcontext = CUstream = CUevent = CUdeviceptr = CUmemGenericAllocationHandle = int
@@ -60,12 +61,21 @@ class StandInCuda:
         self.reserved: dict[int, int] = {}
         self.mapped: dict[int, int] = {}
         """Handle by address; every mapping is as long as its memory."""
+        self.home: dict[int, int] = {}
+        """By handle: the device that has the memory."""
         self.open: set[int] = set()
+        self.reach: dict[int, set[int]] = {}
+        """By address of an open mapping: the devices that may touch it."""
+        self.apart = False
+        """Whether the devices cannot reach each other's memory."""
         self.registered: dict[int, int] = {}
         self.streams: set[int] = set()
+        self.device_of: dict[int, int] = {}
+        """By stream or event."""
         self.events: dict[int, bool] = {}
         self.good_calls: dict[str, int] = {}
         """How many calls of a name still succeed; the next one fails, once."""
+        self.exported: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._names = iter(range(1, 1 << 30))
         self._next_address = 1 << 44
         self._thread = threading.local()
@@ -99,10 +109,16 @@ class StandInCuda:
         return checked
 
     def _device_get(self, ordinal: int) -> Answer:
-        return (Status.CUDA_SUCCESS, 0) if ordinal == 0 else (Status.CUDA_ERROR_INVALID_VALUE, None)
+        return (Status.CUDA_SUCCESS, ordinal) if ordinal in (0, 1) else (Status.CUDA_ERROR_INVALID_VALUE, None)
 
     def _device_get_count(self) -> Answer:
-        return Status.CUDA_SUCCESS, 1
+        return Status.CUDA_SUCCESS, 2
+
+    def _device_get_p_c_i_bus_id(self, length: int, device: int) -> Answer:
+        return Status.CUDA_SUCCESS, f"0000:0{device}:00.0".encode().ljust(length, b"\0")
+
+    def _device_can_access_peer(self, device: int, other: int) -> Answer:
+        return Status.CUDA_SUCCESS, int(device != other and not self.apart)
 
     def _device_get_name(self, length: int, device: int) -> Answer:
         return Status.CUDA_SUCCESS, f"stand-in {device}".encode().ljust(length, b"\0")
@@ -115,16 +131,24 @@ class StandInCuda:
         return Status.CUDA_SUCCESS, 77 + device
 
     def _device_primary_ctx_release(self, device: int) -> Answer:
-        assert device == 0
+        assert device in (0, 1)
         self.contexts -= 1
         return OK
 
     def _ctx_set_current(self, context: int) -> Answer:
         self._thread.context = context
-        return OK if context == 77 and self.contexts else (Status.CUDA_ERROR_INVALID_CONTEXT,)
+        return OK if context in (77, 78) and self.contexts else (Status.CUDA_ERROR_INVALID_CONTEXT,)
+
+    @property
+    def _current(self) -> int:
+        return int(self._thread.context) - 77
+
+    def _taken(self, device: int) -> int:
+        """Bytes of a device; memory that was imported is counted where it was made."""
+        return sum(len(self.memory[handle]) for handle, home in self.home.items() if home == device)
 
     def _mem_get_info(self) -> Answer:
-        return Status.CUDA_SUCCESS, TOTAL_BYTES - sum(map(len, self.memory.values())), TOTAL_BYTES
+        return Status.CUDA_SUCCESS, TOTAL_BYTES - self._taken(self._current), TOTAL_BYTES
 
     def _mem_get_allocation_granularity(self, properties: Any, option: int) -> Answer:
         return (Status.CUDA_SUCCESS, GRANULE) if properties.type == 1 and option == 0 else (INVALID[0], None)
@@ -132,10 +156,28 @@ class StandInCuda:
     def _mem_create(self, size: int, properties: Any, flags: int) -> Answer:
         if size % GRANULE or flags or properties.location.type != 1:
             return Status.CUDA_ERROR_INVALID_VALUE, None
-        if sum(map(len, self.memory.values())) + size > TOTAL_BYTES:
+        if self._taken(properties.location.id) + size > TOTAL_BYTES:
             return Status.CUDA_ERROR_OUT_OF_MEMORY, None
         handle = next(self._names)
         self.memory[handle] = ctypes.create_string_buffer(size)
+        self.references[handle] = 1
+        self.home[handle] = properties.location.id
+        return Status.CUDA_SUCCESS, handle
+
+    def _mem_export_to_shareable_handle(self, handle: int, kind: int, flags: int) -> Answer:
+        if handle not in self.memory or kind != 1 or flags:
+            return Status.CUDA_ERROR_INVALID_VALUE, None
+        fd = os.memfd_create("exported")
+        os.write(fd, str(handle).encode())
+        self.exported[handle] = self.memory[handle]
+        return Status.CUDA_SUCCESS, fd
+
+    def _mem_import_from_shareable_handle(self, fd: int, kind: int) -> Answer:
+        exported = int(os.pread(fd, 32, 0))
+        if exported not in self.exported or kind != 1:
+            return Status.CUDA_ERROR_INVALID_VALUE, None
+        handle = next(self._names)
+        self.memory[handle] = self.exported[exported]
         self.references[handle] = 1
         return Status.CUDA_SUCCESS, handle
 
@@ -179,7 +221,9 @@ class StandInCuda:
     def _mem_set_access(self, address: int, size: int, accesses: list[Any], count: int) -> Answer:
         if count != len(accesses) or not self._covered(address, size) or accesses[0].flags != 3:
             return INVALID
-        self.open |= set(self._within(address, size))
+        for start in self._within(address, size):
+            self.open.add(start)
+            self.reach.setdefault(start, set()).add(accesses[0].location.id)
         return OK
 
     def _mem_unmap(self, address: int, size: int) -> Answer:
@@ -188,6 +232,7 @@ class StandInCuda:
         for start in self._within(address, size):
             handle = self.mapped.pop(start)
             self.open.discard(start)
+            self.reach.pop(start, None)
             self._forget_unused(handle)
         return OK
 
@@ -203,6 +248,7 @@ class StandInCuda:
 
     def _stream_create(self, flags: int) -> Answer:
         self.streams.add(name := next(self._names))
+        self.device_of[name] = self._current
         return (Status.CUDA_SUCCESS, name) if flags == 1 else (Status.CUDA_ERROR_INVALID_VALUE, None)
 
     def _stream_synchronize(self, stream: int) -> Answer:
@@ -218,10 +264,12 @@ class StandInCuda:
 
     def _event_create(self, flags: int) -> Answer:
         self.events[name := next(self._names)] = False
+        self.device_of[name] = self._current
         return (Status.CUDA_SUCCESS, name) if flags == 2 else (Status.CUDA_ERROR_INVALID_VALUE, None)
 
     def _event_record(self, event: int, stream: int) -> Answer:
-        if event not in self.events or stream not in self.streams:
+        known = event in self.events and stream in self.streams
+        if not known or self.device_of[event] != self.device_of[stream]:
             return INVALID
         self.events[event] = True
         return OK
@@ -234,34 +282,46 @@ class StandInCuda:
         return OK
 
     def _memcpy_hto_d_async(self, to: int, source: int, size: int, stream: int) -> Answer:
-        pieces = self._pieces(to, size)
+        pieces = self._pieces(to, size, stream)
         for place, done, length in pieces or ():
             ctypes.memmove(place, source + done, length)
         return self._copied(pieces, stream)
 
+    def _memcpy_dto_d_async(self, to: int, source: int, size: int, stream: int) -> Answer:
+        taken, given = self._pieces(to, size, stream), self._pieces(source, size, stream)
+        if taken is None or given is None:
+            return self._copied(None, stream)
+        content = b"".join(ctypes.string_at(place, length) for place, _, length in given)
+        for place, done, length in taken:
+            ctypes.memmove(place, content[done : done + length], length)
+        return self._copied(taken, stream)
+
     def _memcpy_dto_h_async(self, to: int, source: int, size: int, stream: int) -> Answer:
-        pieces = self._pieces(source, size)
+        pieces = self._pieces(source, size, stream)
         for place, done, length in pieces or ():
             ctypes.memmove(to + done, place, length)
         return self._copied(pieces, stream)
 
     def _memset_d8_async(self, address: int, value: int, size: int, stream: int) -> Answer:
-        pieces = self._pieces(address, size) if size else None
+        pieces = self._pieces(address, size, stream) if size else None
         for place, _, length in pieces or ():
             ctypes.memset(place, value, length)
         return self._copied(pieces, stream)
 
     def _copied(self, pieces: object, stream: int) -> Answer:
-        if stream not in self.streams:
+        if stream not in self.streams or self.device_of[stream] != self._current:
             return INVALID
         return (Status.CUDA_ERROR_ILLEGAL_ADDRESS,) if pieces is None else OK
 
-    def _pieces(self, address: int, size: int) -> list[tuple[int, int, int]] | None:
-        """``(host address, bytes before, bytes)`` of an accessible range; None if it is not accessible throughout."""
+    def _pieces(self, address: int, size: int, stream: int) -> list[tuple[int, int, int]] | None:
+        """``(host address, bytes before, bytes)`` of a range that the stream's device may touch; None if it may not
+        touch all of it."""
         pieces, done = [], 0
+        device = self.device_of.get(stream)
+        mine = [start for start in self.open if device in self.reach[start]]
         while done < size:
             at = address + done
-            start = next((s for s in self.open if s <= at < s + len(self.memory[self.mapped[s]])), None)
+            start = next((s for s in mine if s <= at < s + len(self.memory[self.mapped[s]])), None)
             if start is None:
                 return None
             memory = self.memory[self.mapped[start]]
@@ -284,6 +344,7 @@ class StandInCuda:
         if self.references[handle] == 0 and handle not in self.mapped.values():
             del self.memory[handle]
             del self.references[handle]
+            self.home.pop(handle, None)
 
 
 class Maker:
@@ -294,21 +355,21 @@ class Maker:
         self.stand_in = StandInCuda()
         self.made: list[Device] = []
 
-    def __call__(self, *faults: str, link_bytes_per_s: int | None = None) -> Device:
-        self.made.append(self._make(faults, link_bytes_per_s))
+    def __call__(self, *faults: str, link_bytes_per_s: int | None = None, index: int = 0) -> Device:
+        self.made.append(self._make(faults, link_bytes_per_s, index))
         return self.made[-1]
 
-    def _make(self, faults: tuple[str, ...], link_bytes_per_s: int | None) -> Device:
+    def _make(self, faults: tuple[str, ...], link_bytes_per_s: int | None, index: int) -> Device:
         size, chunk = CHUNKS * GRANULE, GRANULE
         match self.kind:
             case "cpu":
-                return CpuDevice(size, chunk, link_bytes_per_s=link_bytes_per_s, faults=faults)
+                return CpuDevice(size, chunk, index=index, link_bytes_per_s=link_bytes_per_s, faults=faults)
             case "simulated":
-                return SimulatedDevice(VirtualClock(), size, chunk, link_bytes_per_s=10**9, faults=faults)
+                return SimulatedDevice(VirtualClock(), size, chunk, link_bytes_per_s=10**9, index=index, faults=faults)
             case "stand-in":
-                return VmmDevice(0, size, chunk, faults=faults, driver=Driver(self.stand_in))
+                return VmmDevice(index, size, chunk, faults=faults, driver=Driver(self.stand_in))
             case "cuda":
-                return VmmDevice(0, size, chunk, faults=faults)
+                return VmmDevice(min(index, device_count() - 1), size, chunk, faults=faults)
         raise AssertionError(self.kind)
 
 

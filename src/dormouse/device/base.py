@@ -2,14 +2,16 @@
 
 A device is a pool of equal physical chunks, made once. A region is a range of addresses reserved for one
 function; its address never changes, while chunks come (``map``) and go (``unmap``). One inbound copy lane copies
-from host memory in the order asked; a fence marks a point in it. All sizes are bytes, all addresses integers.
+from host memory, or from the pool of a peer that was adopted, in the order asked; a fence marks a point in it. Where a
+neighbour has a link of its own, copies may take the detour over it. All sizes are bytes, all addresses integers.
 
 Threads: ``map``, ``unmap``, ``vacate``, ``sweep``, ``copy_in``, ``copy_out`` and ``fence`` are called by the one thread
-that owns the copy lane; ``Fence.wait`` and ``Fence.synchronize`` by any thread. Failures raise DeviceError and leave
-nothing half done.
+that owns the copy lane, and so are ``copy_peer`` and ``forsake``; ``share``, ``adopt`` and ``open_detour`` by any one
+other; ``Fence.wait`` and ``Fence.synchronize`` by any thread. Failures raise DeviceError and leave nothing half done.
 Nothing here imports torch: a stream is the driver's integer handle (0 on devices without streams).
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -79,11 +81,36 @@ class Device(Protocol):
     def register_host(self, address: int, size_bytes: Bytes) -> None:
         """Make host memory fit for fast copies (pin it). Registering a range twice is fine."""
 
-    def copy_in(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
-        """Queue a copy from host memory into mapped memory of the region."""
+    def copy_in(
+        self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes, detour: str | None = None
+    ) -> None:
+        """Queue a copy from host memory into mapped memory of the region, over the device's own link or a detour."""
 
     def copy_out(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
         """Queue a copy from the region into host memory, on the same lane."""
+
+    def copy_peer(self, region: Region, offset: Bytes, peer: str, peer_offset: Bytes, size_bytes: Bytes) -> None:
+        """Queue a copy from a peer's pool into mapped memory of the region. ``peer_offset`` counts from the peer's
+        first chunk. Raises DeviceError if the peer is not adopted."""
+
+    # -------------------------------------------------------------- other devices
+
+    @property
+    def part_bytes(self) -> Bytes:
+        """How much of the pool one descriptor of ``share`` stands for."""
+
+    def share(self) -> Iterator[int]:
+        """Descriptors through which another device can map the pool, part by part. Whoever takes one closes it."""
+
+    def adopt(self, peer: str, part_bytes: Bytes, parts: int, descriptors: Iterable[int]) -> None:
+        """Map a peer's whole pool, once, under a name. Descriptors are closed as they are taken."""
+
+    def forsake(self, peer: str) -> None:
+        """Let go of a peer's pool, after the copies from it. Forsaking a stranger is fine."""
+
+    def open_detour(self, neighbour: str) -> None:
+        """Prepare copies over the link of the device named ``neighbour`` (an id). Twice is fine. Raises DeviceError
+        where there is no such way."""
 
     def fill(self, region: Region, value: int) -> None:
         """Set every mapped byte of the region (to poison memory in tests), and wait for it."""

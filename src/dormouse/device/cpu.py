@@ -8,6 +8,8 @@ keeps its addresses while its memory comes and goes:
     region A  | 0 | 1 | 4 |  untouchable |         two calls: chunks 0-1 are neighbours, 4 stands alone
     region B  | 2 | 3 | untouchable |
 
+A peer's pool is its memfd, mapped whole. There is one memory and so one link: no detours.
+
 Copies are made by one lane thread. Page table entries are made at ``map``: that costs as much as taking the faults
 later would, but it is paid beside the copies of the first groups, not inside a forward pass, and a copy into pages
 without entries would be several times slower.
@@ -15,7 +17,7 @@ without entries would be several times slower.
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 
@@ -50,6 +52,8 @@ class CpuDevice:
         self._pool = ChunkPool(capacity_bytes // chunk_bytes, chunk_bytes)
         self._faults = Faults(faults)
         self._regions: set[Region] = set()
+        self._peers: dict[str, tuple[int, Bytes]] = {}
+        """By name: where a peer's pool is mapped, and its size."""
         self._fd = _allocated(f"dormouse-{self._id}", self._pool.capacity_bytes)
         self._lane = CopyLane(f"copy-{self._id}", link_bytes_per_s)
         self._open = True
@@ -122,13 +126,55 @@ class CpuDevice:
         assert address > 0 and size_bytes > 0, (address, size_bytes)
         self._faults.strike("register")
 
-    def copy_in(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
+    def copy_in(
+        self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes, detour: str | None = None
+    ) -> None:
+        assert detour is None, f"a detour over {detour}, which was never opened"
         target = self._mapped(region, offset, size_bytes)
         self._copy(partial(ctypes.memmove, target, host_address, size_bytes), size_bytes)
 
     def copy_out(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
         source = self._mapped(region, offset, size_bytes)
         self._copy(partial(ctypes.memmove, host_address, source, size_bytes), size_bytes)
+
+    def copy_peer(self, region: Region, offset: Bytes, peer: str, peer_offset: Bytes, size_bytes: Bytes) -> None:
+        if peer not in self._peers:
+            raise DeviceError("copy from peer", "NOT_ADOPTED", peer)
+        address, pool_bytes = self._peers[peer]
+        assert 0 <= peer_offset <= peer_offset + size_bytes <= pool_bytes, (peer_offset, size_bytes, pool_bytes)
+        target = self._mapped(region, offset, size_bytes)
+        self._copy(partial(ctypes.memmove, target, address + peer_offset, size_bytes), size_bytes, "peer-copy")
+
+    @property
+    def part_bytes(self) -> Bytes:
+        """One descriptor is enough for all."""
+        return self._pool.capacity_bytes
+
+    def share(self) -> Iterator[int]:
+        yield os.dup(self._fd)
+
+    def adopt(self, peer: str, part_bytes: Bytes, parts: int, descriptors: Iterable[int]) -> None:
+        assert peer not in self._peers, f"{peer} is adopted already"
+        size_bytes = part_bytes * parts
+        with ExitStack() as undo:
+            address = pages.reserve(size_bytes)
+            undo.callback(pages.release, address, size_bytes)
+            self._faults.strike("adopt")
+            for part, fd in enumerate(descriptors):
+                try:
+                    pages.place(address + part * part_bytes, part_bytes, fd, 0)
+                finally:
+                    os.close(fd)
+            undo.pop_all()
+        self._peers[peer] = (address, size_bytes)
+
+    def forsake(self, peer: str) -> None:
+        if peer in self._peers:
+            self.fence().drain()
+            pages.release(*self._peers.pop(peer))
+
+    def open_detour(self, neighbour: str) -> None:
+        raise DeviceError("open detour", "ONE_LINK", f"{self.id} and {neighbour} share the host's memory")
 
     def fill(self, region: Region, value: int) -> None:
         size_bytes = len(region.chunks) * self.chunk_bytes
@@ -148,6 +194,9 @@ class CpuDevice:
             pages.release(region.address, region.reserved_bytes)
             region.chunks.clear()
         self._regions.clear()
+        for address, size_bytes in self._peers.values():
+            pages.release(address, size_bytes)
+        self._peers.clear()
         os.close(self._fd)
 
     def _place(self, address: int, chunks: list[int]) -> None:
@@ -161,9 +210,9 @@ class CpuDevice:
         assert 0 <= offset <= offset + size_bytes <= mapped_bytes, (offset, size_bytes, mapped_bytes)
         return region.address + offset
 
-    def _copy(self, move: Callable[[], object], size_bytes: Bytes) -> None:
+    def _copy(self, move: Callable[[], object], size_bytes: Bytes, call: str = "copy") -> None:
         def work() -> None:
-            self._faults.strike("copy")
+            self._faults.strike(call)
             move()
 
         self._lane.copy(work, size_bytes)

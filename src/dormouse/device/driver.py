@@ -46,6 +46,7 @@ class Driver:
             raise DeviceError("cuInit", "NO_DRIVER", str(fault).partition("\n")[0]) from None
         # Called for every group of an image: looked up once.
         self._copy_to_device = self._cuda.cuMemcpyHtoDAsync
+        self._copy_across = self._cuda.cuMemcpyDtoDAsync
         self._record = self._cuda.cuEventRecord
 
     def device_count(self) -> int:
@@ -56,6 +57,14 @@ class Driver:
         name = self._call("cuDeviceGetName", 128, self._cuda.CUdevice(device))
         version = int(self._call("cuDriverGetVersion"))
         return f"{name.split(bytes(1))[0].decode()}, CUDA driver {version // 1000}.{version % 1000 // 10}"
+
+    def address_on_bus(self, device: int) -> str:
+        """Where the card sits: ``0000:18:00.0``."""
+        return str(self._call("cuDeviceGetPCIBusId", 13, self._cuda.CUdevice(device)).split(bytes(1))[0].decode())
+
+    def can_access(self, device: int, other: int) -> bool:
+        """Whether a device can read and write another's memory itself, over NVLink or the bus."""
+        return bool(self._call("cuDeviceCanAccessPeer", self._cuda.CUdevice(device), self._cuda.CUdevice(other)))
 
     # -------------------------------------------------------------- contexts
 
@@ -87,6 +96,15 @@ class Driver:
 
     def release_memory(self, handle: int) -> None:
         self._call("cuMemRelease", self._cuda.CUmemGenericAllocationHandle(handle))
+
+    def export_memory(self, handle: int) -> int:
+        """A file descriptor by which another process can import physical memory; the caller closes it."""
+        memory = self._cuda.CUmemGenericAllocationHandle(handle)
+        return int(self._call("cuMemExportToShareableHandle", memory, self._shareable(), 0))
+
+    def import_memory(self, fd: int) -> int:
+        """The handle of memory that another process has exported, with a reference of our own."""
+        return int(self._call("cuMemImportFromShareableHandle", fd, self._shareable()))
 
     def reserve_addresses(self, size_bytes: Bytes) -> int:
         return int(self._call("cuMemAddressReserve", size_bytes, 0, self._cuda.CUdeviceptr(0), 0))
@@ -141,6 +159,11 @@ class Driver:
     def copy_in(self, address: int, host_address: int, size_bytes: Bytes, stream: int) -> None:
         (status,) = self._copy_to_device(address, host_address, size_bytes, stream)
         self._check("cuMemcpyHtoDAsync", status)
+
+    def copy_across(self, address: int, source: int, size_bytes: Bytes, stream: int) -> None:
+        """From device memory to device memory, also another device's."""
+        (status,) = self._copy_across(address, source, size_bytes, stream)
+        self._check("cuMemcpyDtoDAsync", status)
 
     def copy_out(self, host_address: int, address: int, size_bytes: Bytes, stream: int) -> None:
         source, lane = self._cuda.CUdeviceptr(address), self._cuda.CUstream(stream)
@@ -204,9 +227,11 @@ class Driver:
         properties = self._cuda.CUmemAllocationProp()
         properties.type = self._cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location = self._location(device)
-        # So that the memory can be shared with another process later.
-        properties.requestedHandleTypes = self._cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        properties.requestedHandleTypes = self._shareable()
         return properties
+
+    def _shareable(self) -> Any:
+        return self._cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
     def _location(self, device: int) -> Any:
         location = self._cuda.CUmemLocation()

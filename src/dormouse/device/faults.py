@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from dormouse.errors import ConfigurationFault, DeviceError
 
-CALLS = ("reserve", "map", "unmap", "copy", "register")
+CALLS = ("reserve", "map", "unmap", "copy", "register", "peer-copy", "adopt")
 """Calls of a device that can be made to fail. Words about anything else are for somebody else."""
 
 
@@ -52,6 +52,11 @@ class FailedCopies:
     def number(self) -> int:
         """The number of a copy that is being queued."""
         self._queued += 1
+        return self._queued
+
+    @property
+    def last(self) -> int:
+        """The number of the copy that was queued last; 0 before the first."""
         return self._queued
 
     def covered(self) -> range:

@@ -40,6 +40,10 @@ class LaneFence:
         self._passed.wait()
         self._failed.report(self._covered)
 
+    def drain(self) -> None:
+        """Block until the point is reached, whatever became of the copies before it."""
+        self._passed.wait()
+
     def reached(self) -> None:
         """Called by the lane alone."""
         self._passed.set()

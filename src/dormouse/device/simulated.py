@@ -4,7 +4,8 @@ Mapping advances the clock it is given; copies occupy the link one after another
 advances the clock to the moment it is reached. Deterministic, and for one thread.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dormouse.core.types import Bytes, Ns, round_up
@@ -48,7 +49,7 @@ class SimulatedFence:
 
 
 class SimulatedDevice:
-    """``map_ns`` and ``unmap_ns`` are the cost of one chunk."""
+    """``map_ns`` and ``unmap_ns`` are the cost of one chunk; ``peer_bytes_per_s`` 0: as fast as the host's link."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class SimulatedDevice:
         chunk_bytes: Bytes,
         *,
         link_bytes_per_s: int,
+        peer_bytes_per_s: int = 0,
         map_ns: Ns = 0,
         unmap_ns: Ns = 0,
         index: int = 0,
@@ -66,6 +68,8 @@ class SimulatedDevice:
         self._clock = clock
         self._pool = ChunkPool(capacity_bytes // chunk_bytes, chunk_bytes)
         self._link_bytes_per_s = link_bytes_per_s
+        self._peer_bytes_per_s = peer_bytes_per_s or link_bytes_per_s
+        self._peers: dict[str, Bytes] = {}
         self._map_ns = map_ns
         self._unmap_ns = unmap_ns
         self._faults = Faults(faults)
@@ -138,13 +142,43 @@ class SimulatedDevice:
         assert address > 0 and size_bytes > 0, (address, size_bytes)
         self._faults.strike("register")
 
-    def copy_in(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
+    def copy_in(
+        self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes, detour: str | None = None
+    ) -> None:
+        assert detour is None, f"a detour over {detour}, which was never opened"
         del host_address
         self._copy(region, offset, size_bytes)
 
     def copy_out(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
         del host_address
         self._copy(region, offset, size_bytes)
+
+    def copy_peer(self, region: Region, offset: Bytes, peer: str, peer_offset: Bytes, size_bytes: Bytes) -> None:
+        if peer not in self._peers:
+            raise DeviceError("copy from peer", "NOT_ADOPTED", peer)
+        assert 0 <= peer_offset <= peer_offset + size_bytes <= self._peers[peer], (peer_offset, size_bytes)
+        self._copy(region, offset, size_bytes, "peer-copy", self._peer_bytes_per_s)
+
+    @property
+    def part_bytes(self) -> Bytes:
+        """Nothing is behind the pool, so one descriptor stands for all of nothing."""
+        return self._pool.capacity_bytes
+
+    def share(self) -> Iterator[int]:
+        yield os.open(os.devnull, os.O_RDONLY)
+
+    def adopt(self, peer: str, part_bytes: Bytes, parts: int, descriptors: Iterable[int]) -> None:
+        assert peer not in self._peers, f"{peer} is adopted already"
+        self._faults.strike("adopt")
+        for fd in descriptors:
+            os.close(fd)
+        self._peers[peer] = part_bytes * parts
+
+    def forsake(self, peer: str) -> None:
+        self._peers.pop(peer, None)
+
+    def open_detour(self, neighbour: str) -> None:
+        raise DeviceError("open detour", "ONE_LINK", f"{self.id} knows no link of {neighbour}")
 
     def fill(self, region: Region, value: int) -> None:
         del region
@@ -160,13 +194,13 @@ class SimulatedDevice:
             region.chunks.clear()
         self._regions.clear()
 
-    def _copy(self, region: Region, offset: Bytes, size_bytes: Bytes) -> None:
+    def _copy(self, region: Region, offset: Bytes, size_bytes: Bytes, call: str = "copy", bytes_per_s: int = 0) -> None:
         mapped_bytes = len(region.chunks) * self.chunk_bytes
         assert 0 <= offset <= offset + size_bytes <= mapped_bytes, (offset, size_bytes, mapped_bytes)
         number = self._failed.number()
         try:
-            self._faults.strike("copy")
+            self._faults.strike(call)
         except DeviceError as failure:
             self._failed.record(number, failure)
         start_ns = max(self._link_free_ns, self._clock.now_ns)
-        self._link_free_ns = start_ns + size_bytes * _BILLION // self._link_bytes_per_s
+        self._link_free_ns = start_ns + size_bytes * _BILLION // (bytes_per_s or self._link_bytes_per_s)

@@ -16,6 +16,14 @@ run. Nobody touches a vacated region.
 Copies go to one stream of our own that does not wait for the default stream. A fence is an event recorded there;
 events are reused when the last reference to their fence is gone.
 
+Copies that take a detour end on another stream. As long as any of these may be under way, fences are recorded on a
+third, which waits for each copy in the order asked and copies nothing; so neither link waits for the other, and who
+waits for a fence waits for all that was queued before it:
+
+    own link   | 0 |   | 2 |   | 4 |
+    detour       | 1 |   | 3 |
+    order           0 1     2 3   4               fences
+
 What is measured. Because chunks outlive every mapping, the driver's free memory does not move when a function is
 evicted, and "really free" means two things, asked of the driver separately:
 
@@ -28,14 +36,17 @@ evicted, and "really free" means two things, asked of the driver separately:
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from typing import ClassVar
 
 from dormouse.core.types import Bytes, round_up
 from dormouse.device.base import Region
+from dormouse.device.detour import Detour
 from dormouse.device.driver import Driver
 from dormouse.device.faults import FailedCopies, Faults
 from dormouse.device.pool import ChunkPool
+from dormouse.device.window import PeerWindow
 from dormouse.errors import DeviceError
 
 CHUNK_BYTES: Bytes = 32 * 1024 * 1024
@@ -89,6 +100,9 @@ class StreamFence:
 class VmmDevice:
     """One GPU. ``capacity_bytes`` is rounded down to chunks; None: 80 % of what is free now."""
 
+    _made: ClassVar[int] = 0
+    """Devices of this process so far: one in an executor."""
+
     def __init__(
         self,
         index: int = 0,
@@ -107,6 +121,12 @@ class VmmDevice:
         self._mapped_bytes: dict[Region, Bytes] = {}
         self._vacated: dict[Region, Bytes] = {}
         self._registered: dict[int, Bytes] = {}
+        self._windows: dict[str, PeerWindow] = {}
+        self._detours: dict[str, Detour] = {}
+        self._unordered: set[int] = set()
+        """Streams with copies that the order stream has not been told to wait for."""
+        self._last_detoured = self._arrived = 0
+        """Numbers of copies: the last that took a detour, and one up to which all are known to have ended."""
         self._handles: list[int] = []
         self._open = True
         self._entered = threading.local()
@@ -117,9 +137,12 @@ class VmmDevice:
             undo.callback(self._release_handles)
             self._pool = self._create_pool(capacity_bytes, chunk_bytes)
             self._stream = self._driver.create_stream()
+            undo.callback(self._driver.destroy_stream, self._stream)
+            self._order = self._driver.create_stream()
             undo.pop_all()
         self._events = _Events(self._driver)
         self._baseline_bytes = self._driver.free_memory()
+        VmmDevice._made += 1
 
     @property
     def id(self) -> str:
@@ -221,17 +244,39 @@ class VmmDevice:
         self._driver.register_host(address, size_bytes)
         self._registered[address] = size_bytes
 
-    def copy_in(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
+    def copy_in(
+        self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes, detour: str | None = None
+    ) -> None:
         target = self._mapped(region, offset, size_bytes)
         self._enter()
-        if self._is_sound_copy():
+        if not self._is_sound_copy("copy"):
+            return
+        if detour is None:
             self._driver.copy_in(target, host_address, size_bytes, self._stream)
+            self._unordered.add(self._stream)
+        else:
+            way = self._detours[detour]
+            self._last_detoured = self._failed.last
+            self._unordered.add(way.stream)
+            way.copy_in(target, host_address, size_bytes)
 
     def copy_out(self, region: Region, offset: Bytes, host_address: int, size_bytes: Bytes) -> None:
         source = self._mapped(region, offset, size_bytes)
         self._enter()
-        if self._is_sound_copy():
+        if self._is_sound_copy("copy"):
             self._driver.copy_out(host_address, source, size_bytes, self._stream)
+            self._unordered.add(self._stream)
+
+    def copy_peer(self, region: Region, offset: Bytes, peer: str, peer_offset: Bytes, size_bytes: Bytes) -> None:
+        window = self._windows.get(peer)
+        if window is None:
+            raise DeviceError("copy from peer", "NOT_ADOPTED", peer)
+        assert 0 <= peer_offset <= peer_offset + size_bytes <= window.size_bytes, (peer_offset, size_bytes)
+        target = self._mapped(region, offset, size_bytes)
+        self._enter()
+        if self._is_sound_copy("peer-copy"):
+            self._driver.copy_across(target, window.address + peer_offset, size_bytes, self._stream)
+            self._unordered.add(self._stream)
 
     def fill(self, region: Region, value: int) -> None:
         if not region.chunks:
@@ -244,8 +289,20 @@ class VmmDevice:
         self._enter()
         owned = event == 0
         event = event or self._events.take()
-        self._driver.record_event(event, self._stream)
+        self._driver.record_event(event, self._end_of_all())
         return StreamFence(self, event, self._failed.covered(), owned)
+
+    def _end_of_all(self) -> int:
+        """The stream that ends when all copies have."""
+        if self._last_detoured <= self._arrived:
+            return self._stream
+        for stream in self._unordered:
+            event = self._events.take()
+            self._driver.record_event(event, stream)
+            self._driver.wait_event(self._order, event)
+            self._events.give_back(event)  # the stream waits for what it marks now
+        self._unordered.clear()
+        return self._order
 
     def hold_back(self, stream: int, event: int, covered: range) -> None:
         """What ``StreamFence.wait`` does."""
@@ -257,11 +314,47 @@ class VmmDevice:
         """What ``StreamFence.synchronize`` does."""
         self._enter()
         self._driver.synchronize_event(event)
+        # Two threads may do this at once; the lower number is not wrong, and the lane's own next wait mends it.
+        self._arrived = max(self._arrived, covered.stop - 1)
         self._failed.report(covered)
 
     def reuse(self, event: int) -> None:
         """What happens when a ``StreamFence`` is forgotten."""
         self._events.give_back(event)
+
+    # -------------------------------------------------------------- other devices
+
+    @property
+    def part_bytes(self) -> Bytes:
+        return self.chunk_bytes
+
+    def share(self) -> Iterator[int]:
+        self._enter()
+        return map(self._driver.export_memory, tuple(self._handles))
+
+    def adopt(self, peer: str, part_bytes: Bytes, parts: int, descriptors: Iterable[int]) -> None:
+        assert peer not in self._windows, f"{peer} is adopted already"
+        self._enter()
+        self._faults.strike("adopt")
+        self._windows[peer] = PeerWindow(self._driver, self._index, part_bytes, parts, descriptors)
+
+    def forsake(self, peer: str) -> None:
+        window = self._windows.pop(peer, None)
+        if window is not None:
+            self._enter()
+            self._driver.synchronize_stream(self._stream)
+            window.close()
+
+    def open_detour(self, neighbour: str) -> None:
+        kind, _, number = neighbour.partition(":")
+        if neighbour in self._detours:
+            return
+        if kind != "cuda" or int(number) == self._index:
+            raise DeviceError("open detour", "NO_NEIGHBOUR", f"{neighbour} is no neighbour of {self.id}")
+        if not self._driver.can_access(self._index, int(number)):
+            raise DeviceError("open detour", "NO_PEER_ACCESS", f"{self.id} cannot reach the memory of {neighbour}")
+        self._enter()
+        self._detours[neighbour] = Detour(self._driver, self._index, self._context, int(number))
 
     def close(self) -> None:
         if not self._open:
@@ -278,6 +371,11 @@ class VmmDevice:
                 steps.callback(self._driver.free_addresses, region.address, region.reserved_bytes)
                 steps.callback(self._withdraw, region)
                 steps.callback(self._sweep, region)
+            for window in self._windows.values():
+                steps.callback(window.close)
+            for detour in self._detours.values():
+                steps.callback(detour.close)
+            steps.callback(self._driver.destroy_stream, self._order)
             steps.callback(self._driver.destroy_stream, self._stream)
             steps.callback(self._events.destroy)
             steps.callback(self._driver.synchronize_stream, self._stream)
@@ -285,8 +383,9 @@ class VmmDevice:
     # -------------------------------------------------------------- inside
 
     def _enter(self) -> None:
-        """The context is current by thread, and the caller may be any; each thread is told once."""
-        if not getattr(self._entered, "yes", False):
+        """The context is current by thread, and the caller may be any; each thread is told once, unless it has to do
+        with several devices."""
+        if VmmDevice._made > 1 or not getattr(self._entered, "yes", False):
             self._driver.set_context(self._context)
             self._entered.yes = True
 
@@ -348,11 +447,11 @@ class VmmDevice:
         assert 0 <= offset <= offset + size_bytes <= mapped_bytes, (offset, size_bytes, mapped_bytes)
         return region.address + offset
 
-    def _is_sound_copy(self) -> bool:
+    def _is_sound_copy(self, call: str) -> bool:
         """Number a copy; False if it is the one that a test wants to fail."""
         number = self._failed.number()
         try:
-            self._faults.strike("copy")
+            self._faults.strike(call)
         except DeviceError as failure:
             self._failed.record(number, failure)
             return False
