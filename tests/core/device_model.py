@@ -19,7 +19,7 @@ from dormouse.core.messages import (
     LoadFailed,
     LoadFinished,
 )
-from dormouse.core.types import Bytes, ExecutorId, FunctionId, Ns, Reason
+from dormouse.core.types import Bytes, CommandId, ExecutorId, FunctionId, Ns, Reason
 
 
 @dataclass
@@ -30,10 +30,26 @@ class DeviceModel:
     copy_lane: deque[Load | Evict] = field(default_factory=deque)
     compute_lane: deque[Execute] = field(default_factory=deque)
     mapped: dict[FunctionId, Bytes] = field(default_factory=dict)
+    others: "dict[ExecutorId, DeviceModel]" = field(default_factory=dict)
+    """Every device, this one too."""
+    spoilt: set[CommandId] = field(default_factory=set)
+    """Loads whose source was lost: most of them fail."""
 
     def obey(self, command: ExecutorCommand) -> None:
         match command:
-            case Load() | Evict():
+            case Load():
+                assert not any(self.id in load.helpers for load in self._loads()), "its link is lent"
+                for helper in command.helpers:
+                    assert not any(isinstance(c, Load) for c in self.others[helper].copy_lane), "a busy link was lent"
+                if command.source is not None:
+                    assert command.function in self.others[command.source].intact, "a copy of what is not there"
+                self.copy_lane.append(command)
+                self._begin()
+            case Evict():
+                readers = [
+                    load for load in self._loads() if (load.source, load.function) == (self.id, command.function)
+                ]
+                assert all(load.command in self.others[load.executor].spoilt for load in readers), "evicted while read"
                 self.copy_lane.append(command)
                 self._begin()
             case Execute():
@@ -43,6 +59,18 @@ class DeviceModel:
                 self.compute_lane.append(command)
             case Cancel() | Forget():
                 pass
+
+    @property
+    def intact(self) -> set[FunctionId]:
+        """What is here whole and will stay."""
+        return set(self.mapped) - {command.function for command in self.copy_lane}
+
+    def _loads(self) -> list[Load]:
+        return [c for device in self.others.values() for c in device.copy_lane if isinstance(c, Load)]
+
+    def peer_lost(self, peer: ExecutorId) -> None:
+        loads = (c for c in self.copy_lane if isinstance(c, Load) and c.source == peer)
+        self.spoilt.update(load.command for load in loads)
 
     def _begin(self) -> None:
         """A load takes its chunks when everything before it has been obeyed."""

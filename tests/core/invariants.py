@@ -10,12 +10,14 @@ HOLDS_CHUNKS = {
     ResidencyState.RUNNING,
     ResidencyState.BROKEN,
 }
+"""A failed load has given its chunks back, an eviction as soon as it is commanded."""
 COPIES = {ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN}
 
 
 def check(state: State) -> None:
     check_host(state)
     check_requests(state)
+    check_loans(state)
     assert set(state.leaving) == {f.id for f in state.functions.values() if f.leaves}
     for executor in state.executors.values():
         check_executor(state, executor)
@@ -25,6 +27,29 @@ def check(state: State) -> None:
             assert state.executors[name].recency[function.id] is residency
         if function.is_source_of_a_copy:
             assert function.image is ImageState.HOST, f"{function.id} left host memory while it was copied"
+
+
+def check_loans(state: State) -> None:
+    """What loads hold of others: the copy they read, and the links they were lent."""
+    lent: dict[str, str] = {}
+    fed: dict[tuple[str, str], set[str]] = {}
+    for executor in state.executors.values():
+        for name, residency in executor.recency.items():
+            assert residency.state in COPIES or (residency.source, residency.helpers) == (None, ())
+            lent |= {helper: executor.id for helper in residency.helpers}
+            if residency.source is not None:
+                assert residency.by_peer
+                fed.setdefault((residency.source, name), set()).add(executor.id)
+    for executor in state.executors.values():
+        assert set(executor.routes) <= set(state.executors) - {executor.id}
+        assert executor.copying is None or executor.lent_to is None
+        # A helper that was lost and is back is lent no more, though the load it helped is still under way.
+        assert executor.lent_to is None or executor.lent_to == lent[executor.id]
+        for name, residency in executor.recency.items():
+            assert residency.feeds == fed.pop((executor.id, name), set())
+            if residency.feeds:
+                assert residency.state in (ResidencyState.RESIDENT, ResidencyState.RUNNING)
+    assert not fed, "a load reads what is not there"
 
 
 def check_host(state: State) -> None:

@@ -1,5 +1,7 @@
 """Random histories: whatever happens in whatever order, the books balance and every request ends exactly once."""
 
+from itertools import permutations
+
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -31,6 +33,7 @@ from dormouse.core.messages import (
     Reply,
     RequestArrived,
     RequestCancelled,
+    RouteOpened,
     SetTimer,
     TimerFired,
     UnloadRequested,
@@ -48,6 +51,7 @@ from dormouse.core.types import (
     RequestId,
     Settings,
     Slo,
+    Topology,
     round_up,
 )
 from tests.core import invariants
@@ -55,7 +59,7 @@ from tests.core.device_model import DeviceModel
 
 PAGE = 2
 CHUNK = 4
-EXECUTORS = [ExecutorId("gpu:0"), ExecutorId("gpu:1")]
+EXECUTORS = [ExecutorId("gpu:0"), ExecutorId("gpu:1"), ExecutorId("gpu:2")]
 FUNCTIONS = [FunctionId(f"f{n}/1") for n in range(6)]
 
 
@@ -73,8 +77,8 @@ SPECS = st.builds(
 class Histories(RuleBasedStateMachine):
     """The world outside the core: clients, two devices, a host store, an administrator, and a clock."""
 
-    @initialize(host=st.integers(8, 40), policy=st.sampled_from(["edf", "fifo"]))
-    def start(self, host: int, policy: str) -> None:
+    @initialize(host=st.integers(8, 40), policy=st.sampled_from(["edf", "fifo"]), furnished=st.booleans())
+    def start(self, host: int, policy: str, furnished: bool) -> None:
         self.settings = Settings(
             host_capacity_bytes=host,
             host_page_bytes=PAGE,
@@ -82,6 +86,8 @@ class Histories(RuleBasedStateMachine):
             queue_length=12,
             executor_grace_ns=50,
             command_window_ns=1000,
+            topology=Topology(10**9, 4 * 10**9, 10**9, detour_ns=0),
+            detour_pause_ns=3,
         )
         self.core = Scheduler(self.settings)
         self.now = 0
@@ -93,6 +99,19 @@ class Histories(RuleBasedStateMachine):
         self.open: set[RequestId] = set()
         self.operations: set[OperationId] = set()
         self.serial = 0
+        if furnished:
+            self.furnish()
+
+    def furnish(self) -> None:
+        """Two devices that know each other, and two functions in host memory: what most histories never come to."""
+        for executor in EXECUTORS[:2]:
+            self.join(executor, 6)
+        for executor, peer in permutations(EXECUTORS[:2], 2):
+            self.post(RouteOpened(executor, peer, detours=True))
+        for function in FUNCTIONS[:2]:
+            self.deploy(FunctionSpec(function, image_bytes=4, slo=Slo(20), limits=Limits(5, 80)), "new")
+            while self.reads:
+                self.post(ImageRead(self.reads.pop(0)))
 
     # -------------------------------------------------------------- the shell
 
@@ -111,8 +130,9 @@ class Histories(RuleBasedStateMachine):
             case ReadImage():
                 self.reads.append(command.function)
             case DropImage():
-                copying = [d for d in self.devices.values() for c in d.copy_lane if isinstance(c, Load)]
-                assert all(command.function != d.copy_lane[0].function for d in copying), "dropped under a copy"
+                heads = [d.copy_lane[0] for d in self.devices.values() if d.copy_lane]
+                copying = [c.function for c in heads if isinstance(c, Load) and c.source is None]
+                assert command.function not in copying, "dropped under a copy"
             case Reply():
                 assert command.request in self.open
                 if command.final:
@@ -153,6 +173,12 @@ class Histories(RuleBasedStateMachine):
         at = [None if d is None else self.now + d for d in (deadline, timeout)]
         self.post(RequestArrived(request, function, at[0], at[1], priority))
 
+    @rule(function=st.sampled_from(FUNCTIONS[:2]), count=st.integers(2, 4), deadline=st.integers(0, 30))
+    def rush(self, function: FunctionId, count: int, deadline: int) -> None:
+        """More than one device serves at a time."""
+        for _ in range(count):
+            self.ask(function, deadline, None, 0)
+
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -171,14 +197,22 @@ class Histories(RuleBasedStateMachine):
     @rule(executor=st.sampled_from(EXECUTORS), chunks=st.integers(2, 6))
     def join(self, executor: ExecutorId, chunks: int) -> None:
         if executor not in self.devices:
-            self.devices[executor] = DeviceModel(executor, chunks * CHUNK, self.sizes)
+            self.devices[executor] = DeviceModel(executor, chunks * CHUNK, self.sizes, others=self.devices)
             self.post(ExecutorJoined(executor, DeviceId(executor), chunks * CHUNK, CHUNK))
+
+    @precondition(lambda self: len(self.devices) > 1)
+    @rule(data=st.data(), detours=st.booleans())
+    def introduce(self, data: st.DataObject, detours: bool) -> None:
+        executor, peer = data.draw(st.sampled_from(list(permutations(sorted(self.devices), 2))))
+        self.post(RouteOpened(executor, peer, detours))
 
     @precondition(lambda self: self.devices)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         executor = data.draw(st.sampled_from(sorted(self.devices)))
         del self.devices[executor]
+        for device in self.devices.values():
+            device.peer_lost(executor)
         self.post(ExecutorLost(executor, "injected"))
 
     @precondition(lambda self: any(d.copy_lane for d in self.devices.values()))
@@ -241,7 +275,7 @@ class Histories(RuleBasedStateMachine):
         """With devices there and nothing failing, every request and every operation ends."""
         for executor in EXECUTORS:
             if executor not in self.devices:
-                self.devices[executor] = DeviceModel(executor, 6 * CHUNK, self.sizes)
+                self.devices[executor] = DeviceModel(executor, 6 * CHUNK, self.sizes, others=self.devices)
                 self.post(ExecutorJoined(executor, DeviceId(executor), 6 * CHUNK, CHUNK))
         for _ in range(2000):
             busy = [d for d in self.devices.values() if d.compute_lane or d.copy_lane]

@@ -30,7 +30,7 @@ def tier_of(function: Function | None) -> str:
     devices = [str(name) for name, residency in function.residencies.items() if residency.state in _ON_DEVICE]
     if devices:
         return "+".join(devices)
-    return "loading" if function.is_source_of_a_copy else str(function.image)
+    return "loading" if function.is_arriving else str(function.image)
 
 
 def index_entry(deployed: Deployed, function: Function | None) -> IndexEntry:

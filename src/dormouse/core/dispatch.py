@@ -7,6 +7,8 @@ one runs; a function that is resident never waits behind one that is still arriv
 from dormouse.core.admission import larger_than_devices, larger_than_host
 from dormouse.core.eviction import images_to_drop, residents_to_bring_home
 from dormouse.core.operations import depart, evict_everywhere, give_up
+from dormouse.core.replication import replicate
+from dormouse.core.routes import helpers
 from dormouse.core.state import Function
 from dormouse.core.turn import Turn
 
@@ -21,6 +23,8 @@ def dispatch(turn: Turn) -> None:
             turn.execute(state.functions[name], executor)
     if state.homeless:
         load_images(turn)
+    if len(executors) > 1:
+        replicate(turn)
     for executor in executors:
         # On the layers that have come so far; it waits for the others as it reaches them.
         if executor.executing is None and (name := executor.arriving.first()) is not None:
@@ -31,7 +35,7 @@ def dispatch(turn: Turn) -> None:
 def load_images(turn: Turn) -> None:
     """Fill idle copy lanes, most urgent function first; one that must wait for room is not overtaken."""
     executors = turn.state.executors.values()
-    while any(executor.copying is None for executor in executors):
+    while any(executor.may_load for executor in executors):
         name = turn.state.homeless.first()
         if name is None:
             return
@@ -49,7 +53,7 @@ def _load_somewhere(turn: Turn, function: Function) -> bool:
         if victims is not None:
             for victim in victims:
                 turn.evict(turn.state.functions[victim], executor)
-            turn.load(function, executor)
+            turn.load(function, executor, helpers=helpers(turn.state, executor, function, turn.now))
             return True
     return False
 

@@ -16,8 +16,8 @@ Eviction: TypeAlias = Callable[[State, Executor, Function, Ns], tuple[FunctionId
 
 def may_evict(state: State, executor: Executor, victim: FunctionId) -> bool:
     """Whether a function could be evicted from the device at this moment."""
-    function = state.functions[victim]
-    return executor.recency[victim].state is ResidencyState.RESIDENT and function.spec.pin is not Pin.DEVICE
+    function, residency = state.functions[victim], executor.recency[victim]
+    return residency.state is ResidencyState.RESIDENT and not residency.feeds and function.spec.pin is not Pin.DEVICE
 
 
 def yields(victim: Function, incoming: Function, now: Ns) -> bool:

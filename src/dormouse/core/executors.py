@@ -18,6 +18,7 @@ from dormouse.core.messages import (
     Load,
     LoadFailed,
     LoadFinished,
+    RouteOpened,
 )
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.requests import time_out
@@ -55,8 +56,18 @@ def lost(turn: Turn, event: ExecutorLost) -> None:
         turn.requeue(request, Reason.EXECUTOR_LOST, message)
     for name in executor.recency:
         function = turn.state.functions[name]
+        turn.give_back(function, executor)
+        for destination in function.residencies.values():
+            if destination.source == executor.id:
+                destination.source = None  # its executor has been told too, and gives the load up
         del function.residencies[executor.id]
         turn.settle(function)
+    for other in turn.state.executors.values():
+        other.routes.pop(executor.id, None)
+
+
+def route_opened(turn: Turn, event: RouteOpened) -> None:
+    turn.state.executors[event.executor].routes[event.peer] = event.detours
 
 
 def _completed(turn: Turn, name: ExecutorId, command: CommandId) -> tuple[Executor, ExecutorCommand]:
@@ -70,7 +81,9 @@ def load_finished(turn: Turn, event: LoadFinished) -> None:
     function = turn.state.functions[event.function]
     residency = function.residencies[executor.id]
     turn.end_load(function, executor, ResidencyChange.LOADED)
-    executor.built.add(function.id)
+    if function.id not in executor.built:
+        executor.built.add(function.id)
+        function.build_ns = event.build_ns
     function.load_failures = 0
     function.unplaceable = False
     function.ledger.loaded(residency.path, function.spec.image_bytes)
@@ -83,8 +96,13 @@ def load_failed(turn: Turn, event: LoadFailed) -> None:
 
 
 def _load_ended_badly(turn: Turn, function: Function, executor: Executor, message: str) -> None:
+    residency = function.residencies[executor.id]
+    if residency.by_peer or residency.helpers:
+        # Others had a part in it, so it is no fault of the function; the next load goes the plain way.
+        function.plain_until_ns = turn.now + turn.state.settings.detour_pause_ns
+    else:
+        function.load_failures += 1
     turn.end_load(function, executor, ResidencyChange.LOAD_FAILED)
-    function.load_failures += 1
     if function.load_failures >= turn.state.settings.attempts:
         function.load_failures = 0
         function.unplaceable = True
@@ -129,6 +147,9 @@ def execution_failed(turn: Turn, event: ExecutionFailed) -> None:
 
 def _execution_ended_badly(turn: Turn, request: Request, executor: Executor, reason: Reason, message: str) -> None:
     """A failed load or a closed window is no fault of the request: it may start over. What a model raised is final."""
+    residency = turn.state.functions[request.function].residencies[executor.id]
+    if reason is Reason.LOAD_FAILED and (residency.by_peer or residency.helpers):
+        request.attempts -= 1  # what others had a part in is tried again the plain way
     function = turn.end_execution(request, executor, reason)
     if reason in (Reason.LOAD_FAILED, Reason.TOO_LATE, Reason.TOO_EARLY) or request.state is RequestState.ABANDONED:
         turn.requeue(request, reason, message)

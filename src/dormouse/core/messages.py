@@ -93,6 +93,14 @@ class ExecutorLost(Struct, frozen=True, tag=True):
     message: str
 
 
+class RouteOpened(Struct, frozen=True, tag=True):
+    """The executor can copy from the peer's device memory from now on, and over its link too if ``detours``."""
+
+    executor: ExecutorId
+    peer: ExecutorId
+    detours: bool = False
+
+
 class LoadFinished(Struct, frozen=True, tag=True):
     executor: ExecutorId
     command: CommandId
@@ -165,6 +173,7 @@ Event = (
     | ImageReadFailed
     | ExecutorJoined
     | ExecutorLost
+    | RouteOpened
     | LoadFinished
     | LoadFailed
     | EvictionFinished
@@ -187,6 +196,10 @@ class Load(Struct, frozen=True, tag=True):
     path: Path
     earliest_ns: Ns
     latest_ns: Ns
+    source: ExecutorId | None = None
+    """Whose device memory it is copied from; None: host memory."""
+    helpers: tuple[ExecutorId, ...] = ()
+    """Whose links carry a part of it from host memory."""
 
 
 class Execute(Struct, frozen=True, tag=True):

@@ -138,9 +138,9 @@ def _depart(turn: Turn, function: Function) -> None:
 
 
 def evict_everywhere(turn: Turn, function: Function) -> None:
-    """Take a function off every device where it is idle."""
+    """Take a function off every device where it is idle and nobody copies it."""
     for name, residency in tuple(function.residencies.items()):
-        if residency.state is ResidencyState.RESIDENT:
+        if residency.state is ResidencyState.RESIDENT and not residency.feeds:
             turn.evict(function, turn.state.executors[name])
 
 

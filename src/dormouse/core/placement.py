@@ -50,9 +50,7 @@ def could_ever_hold(executor: Executor, function: Function) -> bool:
 def least_displacing(state: State, function: Function) -> Sequence[Executor]:
     """Devices whose copy lane is idle: those with room first, then an idle compute lane, then the most free bytes."""
     able = [
-        executor
-        for executor in state.executors.values()
-        if executor.copying is None and could_ever_hold(executor, function)
+        executor for executor in state.executors.values() if executor.may_load and could_ever_hold(executor, function)
     ]
     return sorted(
         able,

@@ -75,6 +75,8 @@ def next_timer_ns(turn: Turn) -> int | None:
     while state.timeouts and state.timeouts[0][1] not in state.requests:
         heappop(state.timeouts)
     timeout_ns = state.timeouts[0][0] if state.timeouts else None
-    if state.executorless_since_ns is None or timeout_ns is None:
-        return timeout_ns
-    return min(timeout_ns, state.executorless_since_ns + state.settings.executor_grace_ns)
+    if timeout_ns is None:
+        return None
+    if state.executorless_since_ns is not None:
+        return min(timeout_ns, state.executorless_since_ns + state.settings.executor_grace_ns)
+    return timeout_ns if state.replicate_at_ns is None else min(timeout_ns, state.replicate_at_ns)

@@ -62,6 +62,10 @@ class ResidencyState(StrEnum):
     FAILING = "failing"
 
 
+ARRIVING = (ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN)
+"""Its load has not ended: a copy lane is taken."""
+
+
 @unique
 class ResidencyChange(Enum):
     __hash__ = object.__hash__
@@ -229,6 +233,14 @@ class Residency:
     """Whole chunks."""
     path: Path
     """How its present load finds the image."""
+    by_peer: bool = False
+    """Its present load does not come from host memory."""
+    source: ExecutorId | None = None
+    """Whose copy is being read; None also when that executor has been lost."""
+    helpers: tuple[ExecutorId, ...] = ()
+    """Whose copy lanes are lent to its present load."""
+    feeds: set[ExecutorId] = field(default_factory=set)
+    """Executors that are copying it from here."""
     state: ResidencyState = ResidencyState.ABSENT
     load_started_ns: Ns = 0
     loaded_ns: Ns = 0
@@ -249,6 +261,10 @@ class Function:
     from_disk: bool = False
     """Requests waited while it was read from disk, and no device has loaded it since."""
     load_failures: int = 0
+    plain_until_ns: Ns = 0
+    """Until then it is loaded from host memory over the device's own link: another way has just failed."""
+    build_ns: Ns = 0
+    """What building it took when that was done last."""
     queue: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
     residencies: dict[ExecutorId, Residency] = field(default_factory=dict)
     waits_in: list[ReadyQueue] = field(default_factory=list)
@@ -273,11 +289,13 @@ class Function:
         return self.service in (Service.UNLOADING, Service.REMOVING)
 
     @property
+    def is_arriving(self) -> bool:
+        return any(residency.state in ARRIVING for residency in self.residencies.values())
+
+    @property
     def is_source_of_a_copy(self) -> bool:
-        return any(
-            residency.state in (ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN)
-            for residency in self.residencies.values()
-        )
+        """Whether its image in host memory is being read."""
+        return any(r.state in ARRIVING and not r.by_peer for r in self.residencies.values())
 
     def change_service(self, change: ServiceChange) -> None:
         self.service = step(SERVICE_TRANSITIONS, self.service, change)
@@ -307,6 +325,10 @@ class Executor:
     """Chunks of residencies that a pin keeps."""
     executing: RequestId | None = None
     copying: FunctionId | None = None
+    lent_to: ExecutorId | None = None
+    """Whose load its link carries a part of; its own copy lane rests meanwhile."""
+    routes: dict[ExecutorId, bool] = field(default_factory=dict)
+    """Peers whose memory it can copy from, and whether it can take a detour over their links."""
     recency: OrderedDict[FunctionId, Residency] = field(default_factory=OrderedDict)
     """Every residency, least recently used first."""
     built: set[FunctionId] = field(default_factory=set)
@@ -314,6 +336,11 @@ class Executor:
     known: set[FunctionId] = field(default_factory=set)
     """Functions that it was ever told to load. Even one whose load failed has left something there."""
     pending: dict[CommandId, ExecutorCommand] = field(default_factory=dict)
+
+    @property
+    def may_load(self) -> bool:
+        """Whether its copy lane and its link are free."""
+        return self.copying is None and self.lent_to is None
 
     def region_bytes(self, spec: FunctionSpec) -> Bytes:
         """What a function takes here: whole chunks."""
@@ -348,6 +375,8 @@ class State:
     executorless_since_ns: Ns | None = None
     timeouts: list[tuple[Ns, RequestId]] = field(default_factory=list)
     """A heap; entries of ended requests are skipped."""
+    replicate_at_ns: Ns | None = None
+    """When waiting behind a busy device will have become too long, if nothing happens until then."""
     timer_ns: Ns | None = None
     """What the shell's timer is set to."""
 

@@ -39,7 +39,7 @@ from dormouse.core.state import (
     State,
     step,
 )
-from dormouse.core.types import CommandId, Ns, OperationId, Path, Pin, Reason
+from dormouse.core.types import CommandId, ExecutorId, Ns, OperationId, Path, Pin, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,21 @@ class Turn:
         executor.pending[command.command] = command
         self.commands.append(command)
 
-    def load(self, function: Function, executor: Executor) -> None:
-        """Begin to copy an image in; its room must be free."""
-        path = Path.DISK if function.from_disk else Path.HOST
+    def load(
+        self,
+        function: Function,
+        executor: Executor,
+        source: ExecutorId | None = None,
+        helpers: tuple[ExecutorId, ...] = (),
+    ) -> None:
+        """Begin to copy an image in, from host memory or another executor's device; its room must be free."""
+        by_peer = source is not None
+        path = Path.PEER if by_peer else Path.DISK if function.from_disk else Path.HOST
         if function.id not in executor.built:
             path = Path.BUILD
-        residency = Residency(executor.region_bytes(function.spec), path, load_started_ns=self.now)
-        assert executor.copying is None, f"{executor.id} copies {executor.copying} already"
+        size_bytes = executor.region_bytes(function.spec)
+        residency = Residency(size_bytes, path, by_peer, source, helpers, load_started_ns=self.now)
+        assert executor.may_load, f"{executor.id} copies {executor.copying or executor.lent_to} already"
         assert residency.size_bytes <= executor.free_bytes, f"{executor.id} has no room for {function.id}"
         function.residencies[executor.id] = executor.recency[function.id] = residency
         self._change(function, executor, ResidencyChange.LOAD)
@@ -111,14 +119,38 @@ class Turn:
         executor.copying = function.id
         executor.known.add(function.id)
         function.from_disk = False
+        self._borrow(function, executor, residency)
         latest = self.now + self.state.settings.command_window_ns
-        self._send(executor, Load(executor.id, self.number(), function.id, path, self.now, latest))
+        self._send(executor, Load(executor.id, self.number(), function.id, path, self.now, latest, source, helpers))
         self.settle(function)
+
+    def _borrow(self, function: Function, executor: Executor, residency: Residency) -> None:
+        """Hold on to what a load needs of others."""
+        if residency.source is not None:
+            assert residency.source in executor.routes, f"{executor.id} cannot copy from {residency.source}"
+            function.residencies[residency.source].feeds.add(executor.id)
+        for name in residency.helpers:
+            helper = self.state.executors[name]
+            assert executor.routes[name] and helper.may_load, f"{name} cannot lend {executor.id} its link"
+            helper.lent_to = executor.id
+
+    def give_back(self, function: Function, executor: Executor) -> None:
+        """The load needs nothing of others any more."""
+        residency = function.residencies[executor.id]
+        source = None if residency.source is None else function.residencies.get(residency.source)
+        if source is not None:
+            source.feeds.discard(executor.id)
+        for name in residency.helpers:
+            helper = self.state.executors.get(name)
+            if helper is not None and helper.lent_to == executor.id:
+                helper.lent_to = None
+        residency.source, residency.helpers = None, ()
 
     def end_load(self, function: Function, executor: Executor, change: ResidencyChange) -> None:
         """The copy lane is free again; a failed load has given its chunks back."""
         assert executor.copying == function.id, f"{executor.id} was not copying {function.id}"
         executor.copying = None
+        self.give_back(function, executor)
         residency = function.residencies[executor.id]
         if change is ResidencyChange.LOADED:
             residency.loaded_ns = self.now

@@ -109,6 +109,48 @@ class FunctionSpec(Struct, frozen=True):
     limits: Limits = Limits()
 
 
+class Link(Struct, frozen=True):
+    """A device's own way to host memory."""
+
+    device: DeviceId
+    bytes_per_s: int
+
+
+class Pair(Struct, frozen=True):
+    """What two devices are to each other, in one direction. A rate of 0: there is no such way."""
+
+    source: DeviceId
+    destination: DeviceId
+    peer_bytes_per_s: int = 0
+    """From the memory of one to the memory of the other."""
+    detour_bytes_per_s: int = 0
+    """From host memory to the destination, over the link of the source."""
+
+
+class Topology(Struct, frozen=True):
+    """How fast images move, as measured or assumed. Which ways are open at a moment is for executors to say."""
+
+    host_bytes_per_s: int = 50_000_000_000
+    """Of links that are not listed."""
+    peer_bytes_per_s: int = 200_000_000_000
+    detour_bytes_per_s: int = 45_000_000_000
+    """These two of pairs that are not listed."""
+    detour_ns: Ns = 1_000_000
+    """What a detour costs beside its copies."""
+    links: tuple[Link, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+
+    def host_rate(self, device: DeviceId) -> int:
+        """Bytes a second from host memory over the device's own link."""
+        return next((link.bytes_per_s for link in self.links if link.device == device), self.host_bytes_per_s)
+
+    def pair(self, source: DeviceId, destination: DeviceId) -> Pair:
+        for pair in self.pairs:
+            if (pair.source, pair.destination) == (source, destination):
+                return pair
+        return Pair(source, destination, self.peer_bytes_per_s, self.detour_bytes_per_s)
+
+
 class Settings(Struct, frozen=True):
     """What the core is told at start and never changes; the head of every journal."""
 
@@ -126,6 +168,9 @@ class Settings(Struct, frozen=True):
     command_window_ns: Ns = 120_000_000_000
     executor_grace_ns: Ns = 30_000_000_000
     """How long requests wait for an executor when none is there."""
+    topology: Topology = Topology()
+    detour_pause_ns: Ns = 1_000_000_000
+    """After a load from a peer or over a neighbour's link has failed: how long the function goes the plain way."""
 
 
 def round_up(amount: int, unit: int) -> int:
