@@ -36,7 +36,7 @@ def check_loans(state: State) -> None:
     for executor in state.executors.values():
         for name, residency in executor.recency.items():
             assert residency.state in COPIES or (residency.source, residency.helpers) == (None, ())
-            lent |= {helper: executor.id for helper in residency.helpers}
+            lent |= dict.fromkeys(residency.helpers, executor.id)
             if residency.source is not None:
                 assert residency.by_peer
                 fed.setdefault((residency.source, name), set()).add(executor.id)

@@ -57,8 +57,8 @@ def bench() -> Bench:
         bench.join(executor, capacity_mib=30)
     for name in ("a/1", "b/1", "c/1"):
         bench.park(name)
-        for executor in bench.state.executors.values():
-            executor.built.add(FunctionId(name))
+        for known in bench.state.executors.values():
+            known.built.add(FunctionId(name))
     for executor, peer in ((ONE, TWO), (TWO, ONE)):
         bench.send(RouteOpened(executor, peer, detours=True))
     return bench
