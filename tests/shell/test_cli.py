@@ -147,12 +147,8 @@ def test_what_runs_without_graphs_is_one_line_a_reason() -> None:
         graphs = {f"cuda:{card}": {"shapes": 0, "eager_because": reason} for card in (0, 1)}
         return {"name": f"f{number}", "graphs": graphs}
 
-    rows = [
-        *(row(number, "it streams its answer") for number in range(7)),
-        row(7, ""),
-        row(8, "text goes in"),
-        {"name": "f9"},
-    ]
+    rows = [*(row(number, "it streams its answer") for number in range(7)), row(7, ""), row(8, "text goes in")]
+    rows.append({"name": "f9"})
     assert eager_lines(rows) == [
         "without CUDA graphs: f0, f1, f2, f3, f4 and 2 more: it streams its answer",
         "without CUDA graphs: f8: text goes in",
