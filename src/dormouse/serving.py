@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dormouse.config import Config
@@ -67,7 +67,7 @@ async def serve(config: Config, *, on_ready: Callable[[str], None], open_node: O
 
 
 async def serve_app(
-    app: Starlette,
+    app: ASGIApp,
     listener: socket.socket,
     *,
     on_ready: Callable[[str], None],

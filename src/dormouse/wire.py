@@ -6,6 +6,7 @@ slabs. Frames are a 4-byte little-endian length and a msgpack message.
 
 import socket
 import struct
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +28,7 @@ from dormouse.core.messages import (
 from dormouse.core.types import Bytes
 
 LENGTH = struct.Struct("<I")
+FRAME_LIMIT_BYTES: Bytes = 64 * 1024 * 1024
 
 
 class TensorRef(Struct, frozen=True):
@@ -169,6 +171,24 @@ def decode_to_executor(body: bytes | bytearray) -> ToExecutor:
 
 def decode_from_executor(body: bytes | bytearray) -> FromExecutor:
     return _from_executor.decode(body)
+
+
+def whole_frames(unread: bytearray) -> Iterator[bytearray]:
+    """The bodies of the frames that ``unread`` begins with; they are taken out of it. Raises msgspec.DecodeError for
+    a frame that is too long to be one."""
+    start, body = 0, LENGTH.size
+    try:
+        while len(unread) >= body:
+            (size_bytes,) = LENGTH.unpack_from(unread, start)
+            if size_bytes > FRAME_LIMIT_BYTES:
+                raise msgspec.DecodeError(f"a frame of {size_bytes} bytes")
+            if len(unread) < body + size_bytes:
+                return
+            start = body + size_bytes
+            yield unread[body:start]
+            body = start + LENGTH.size
+    finally:
+        del unread[:start]
 
 
 def receive(connection: socket.socket) -> bytearray | None:

@@ -1,5 +1,6 @@
 """What must hold after every event (design, section 9), recomputed from the records alone."""
 
+from dormouse.core.placement import Standing, standing
 from dormouse.core.state import Executor, ImageState, RequestState, ResidencyState, State
 from dormouse.core.types import Pin
 
@@ -18,6 +19,7 @@ def check(state: State) -> None:
     check_host(state)
     check_requests(state)
     check_loans(state)
+    check_waiting(state)
     assert set(state.leaving) == {f.id for f in state.functions.values() if f.leaves}
     for executor in state.executors.values():
         check_executor(state, executor)
@@ -71,6 +73,21 @@ def check_requests(state: State) -> None:
             assert request.executor is not None
             assert state.executors[request.executor].executing == request.id
     assert queued <= set(state.requests)
+
+
+def check_waiting(state: State) -> None:
+    """Every function is in the queues where its next step is decided, and in no other."""
+    homeless, cold = set(), set()
+    for function in state.functions.values():
+        stands = Standing.NOTHING if function.residencies else standing(function)
+        homeless |= {function.id} if stands is Standing.LOAD else set()
+        cold |= {function.id} if stands is Standing.READ else set()
+    assert homeless == set(state.homeless.keys)
+    assert cold == set(state.cold.keys)
+    for executor in state.executors.values():
+        asked = {n: r.state for n, r in executor.recency.items() if state.functions[n].queue}
+        assert {n for n, s in asked.items() if s is ResidencyState.RESIDENT} == set(executor.ready.keys)
+        assert {n for n, s in asked.items() if s is ResidencyState.LOADING} == set(executor.arriving.keys)
 
 
 def check_executor(state: State, executor: Executor) -> None:

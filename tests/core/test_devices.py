@@ -233,6 +233,26 @@ def test_when_no_device_can_make_room_the_load_waits(bench: Bench, device: Devic
     assert FunctionId("big/1") in bench.state.homeless
 
 
+def test_a_device_that_had_no_room_is_looked_at_again_when_something_ends_there() -> None:
+    bench = Bench()
+    for name in ("cuda:0", "cuda:1"):
+        bench.join(name, capacity_mib=10)
+    first, second = Device(bench), Device(bench, "cuda:1")
+    for name in ("a/1", "b/1", "c/1"):
+        bench.park(name)
+    for name, device in (("a/1", first), ("b/1", second), ("b/1", second)):
+        bench.ask(name)
+        if device.pending(Load):
+            device.loaded()
+    assert every(bench.ask("c/1"), Load) == []
+    full = bench.state.executors[GPU].full_for
+    assert full is not None
+    assert full.function == "c/1"
+    assert every(second.executed(), Load) == []  # it runs the next at once; nothing has changed on the first
+    assert bench.state.executors[GPU].full_for == full
+    assert only(first.executed(), Load).executor == GPU
+
+
 def test_after_a_build_the_path_is_host(bench: Bench, device: Device) -> None:
     for name in ("a/1", "b/1", "c/1", "d/1"):
         device.serve(name)

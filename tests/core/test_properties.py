@@ -301,9 +301,13 @@ class Histories(RuleBasedStateMachine):
         return device.finish_execution() if runs else device.fail_execution()
 
     def replay(self) -> None:
-        again = Scheduler(self.settings)
+        """The same again, by a core that never remembers that there was no room, and by one that does."""
+        again, forgetful = Scheduler(self.settings), Scheduler(self.settings)
         for now, event, commands in self.history:
             assert encode_commands(again.handle(now, event)) == commands
+            for executor in forgetful.state.executors.values():
+                executor.full_for = None
+            assert encode_commands(forgetful.handle(now, event)) == commands
 
 
 QUICK = (Phase.explicit, Phase.reuse, Phase.generate)

@@ -201,6 +201,7 @@ class InMemory:
                 "requests": found.requests,
                 "compliant": True,
                 "evictions": 3,
+                "graphs": {"cuda:0": {"shapes": 0, "eager_because": "text goes in" if name == "upper" else ""}},
                 "paths": {"host": {"requests": found.requests, "p50_ms": 1.5, "p95_ms": 2.0, "p98_ms": 2.5}}
                 if found.requests
                 else {},
@@ -211,7 +212,9 @@ class InMemory:
     def node(self) -> dict[str, Any]:
         return {
             "host": {"capacity_bytes": 2**30, "used_bytes": 4096, "images": len(self.deployed)},
-            "devices": [{"device": "cpu:0", "capacity_bytes": 2**26, "free_bytes": 2**25, "resident": 1}],
+            "devices": [
+                {"device": "cpu:0", "capacity_bytes": 2**26, "free_bytes": 2**25, "resident": 1, "waste_bytes": 2**20}
+            ],
             "functions": len(self.deployed),
             "functions_compliant": len(self.deployed),
         }

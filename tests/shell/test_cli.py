@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from dormouse.cli.commands import app
 from dormouse.cli.manifests import Changes, manifest_of
+from dormouse.cli.tables import eager_lines
 from dormouse.config import SETTINGS_FILE, Config
 from dormouse.core.types import Pin
 from dormouse.errors import ConfigurationFault
@@ -137,7 +138,21 @@ def test_ps_shows_every_function_and_the_node(dormouse: Dormouse) -> None:
     assert lines[0].split() == [*headings, "EVICTED", "IN", "SLO"]
     assert ["affine", "1", "host", "4.0", "KiB", "host", "1", "1.5", "2.5", "3", "yes"] in map(str.split, lines)
     assert ["upper", "1", "unavailable", "4.0", "KiB", "0", "3"] in map(str.split, lines)
-    assert "cpu:0 32.0 MiB of 64.0 MiB, 1 functions resident" in lines
+    assert "cpu:0 32.0 MiB of 64.0 MiB, 1 functions resident, 1.0 MiB in last chunks unused" in lines
+    assert [line for line in lines if "graphs" in line] == ["without CUDA graphs: upper: text goes in"]
+
+
+def test_what_runs_without_graphs_is_one_line_a_reason() -> None:
+    def row(number: int, reason: str) -> dict[str, object]:
+        graphs = {f"cuda:{card}": {"shapes": 0, "eager_because": reason} for card in (0, 1)}
+        return {"name": f"f{number}", "graphs": graphs}
+
+    rows = [*(row(number, "it streams its answer") for number in range(7)), row(7, ""), row(8, "text goes in")]
+    rows.append({"name": "f9"})
+    assert eager_lines(rows) == [
+        "without CUDA graphs: f0, f1, f2, f3, f4 and 2 more: it streams its answer",
+        "without CUDA graphs: f8: text goes in",
+    ]
 
 
 def test_ps_as_json_is_what_the_server_knows(dormouse: Dormouse) -> None:

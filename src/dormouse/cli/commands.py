@@ -17,7 +17,7 @@ from dormouse import __version__
 from dormouse.cli.client import DEFAULT_SERVER, Server
 from dormouse.cli.manifests import Changes, manifest_of
 from dormouse.cli.start import serve_command
-from dormouse.cli.tables import functions_table, node_lines, size
+from dormouse.cli.tables import eager_lines, functions_table, node_lines, size
 from dormouse.cli.tensors import described, parse_input, request_of, text_input
 from dormouse.core.types import Pin
 from dormouse.errors import ConfigurationFault, DormouseError, InvalidRequest
@@ -145,7 +145,7 @@ def list_functions(json: AsJson = False, server: ServerOption = DEFAULT_SERVER) 
     console = Console()
     # A pipe has no width; a table cut off there would be of no use to the next program.
     (console if console.is_terminal else Console(width=250)).print(functions_table(rows))
-    for line in node_lines(node):
+    for line in (*eager_lines(rows), *node_lines(node)):
         typer.echo(line)
 
 

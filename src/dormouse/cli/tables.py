@@ -6,6 +6,8 @@ from typing import Any
 from rich.table import Table
 
 _NUMBERS = ("SIZE", "REQUESTS", "P50 ms", "P98 ms", "EVICTED")
+_NAMED = 5
+"""Functions that a line names before it counts the rest."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -39,6 +41,23 @@ def _compliance(row: Mapping[str, Any]) -> str:
     return "yes" if row.get("compliant") else "[red]no[/red]"
 
 
+def eager_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Functions that cannot be replayed as CUDA graphs, and why: a line for each reason."""
+    why: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: str(row["name"])):
+        for graphs in (row.get("graphs") or {}).values():
+            names = why.setdefault(str(graphs["eager_because"]), [])
+            if str(row["name"]) not in names:
+                names.append(str(row["name"]))
+    why.pop("", None)
+    return [f"without CUDA graphs: {_listed(names)}: {reason}" for reason, names in why.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def node_lines(node: Mapping[str, Any]) -> list[str]:
     """What the node has and how much of it is taken."""
     host = node["host"]
@@ -46,7 +65,9 @@ def node_lines(node: Mapping[str, Any]) -> list[str]:
     for device in node["devices"]:
         taken = device["capacity_bytes"] - device["free_bytes"]
         where = f"{device['device']} {size(taken)} of {size(device['capacity_bytes'])}"
-        lines.append(f"{where}, {device['resident']} functions resident")
+        lines.append(
+            f"{where}, {device['resident']} functions resident, {size(device['waste_bytes'])} in last chunks unused"
+        )
     lines.append(f"{node['functions_compliant']} of {node['functions']} functions inside their SLO")
     return lines
 

@@ -110,6 +110,10 @@ def host_row(state: State, store: HostStore) -> dict[str, Any]:
                 "capacity_bytes": executor.capacity_bytes,
                 "free_bytes": executor.free_bytes,
                 "resident": sum(r.state in _ON_DEVICE for r in executor.recency.values()),
+                "waste_bytes": sum(
+                    residency.size_bytes - state.functions[name].spec.image_bytes
+                    for name, residency in executor.recency.items()
+                ),
             }
             for executor in state.executors.values()
         ],

@@ -5,50 +5,58 @@ one runs; a function that is resident never waits behind one that is still arriv
 """
 
 from dormouse.core.admission import larger_than_devices, larger_than_host
-from dormouse.core.eviction import images_to_drop, residents_to_bring_home
+from dormouse.core.eviction import images_to_drop, residents_to_bring_home, want_of
 from dormouse.core.operations import depart, evict_everywhere, give_up
 from dormouse.core.replication import replicate
 from dormouse.core.routes import helpers
-from dormouse.core.state import Function
+from dormouse.core.state import Function, Want
 from dormouse.core.turn import Turn
 
 
 def dispatch(turn: Turn) -> None:
-    state, executors = turn.state, turn.state.executors.values()
-    depart(turn)
-    if state.cold:
+    state = turn.state
+    if state.leaving:
+        depart(turn)
+    if state.cold.keys:
         read_images(turn)
+    executors = state.executors.values()
     for executor in executors:
-        if executor.executing is None and (name := executor.ready.first()) is not None:
+        if executor.executing is None and executor.ready.keys and (name := executor.ready.first()) is not None:
             turn.execute(state.functions[name], executor)
-    if state.homeless:
+    if state.homeless.keys:
         load_images(turn)
     if len(executors) > 1:
         replicate(turn)
     for executor in executors:
         # On the layers that have come so far; it waits for the others as it reaches them.
-        if executor.executing is None and (name := executor.arriving.first()) is not None:
+        if executor.executing is None and executor.arriving.keys and (name := executor.arriving.first()) is not None:
             turn.execute(state.functions[name], executor)
-    depart(turn)
+    if state.leaving:
+        depart(turn)
 
 
 def load_images(turn: Turn) -> None:
     """Fill idle copy lanes, most urgent function first; one that must wait for room is not overtaken."""
-    executors = turn.state.executors.values()
-    while any(executor.may_load for executor in executors):
-        name = turn.state.homeless.first()
-        if name is None:
+    state, executors = turn.state, turn.state.executors.values()
+    while (name := state.homeless.first()) is not None:
+        function = state.functions[name]
+        want = want_of(function, turn.now)
+        lanes = [executor for executor in executors if executor.may_load]
+        if all(executor.full_for == want for executor in lanes):
             return
-        function = turn.state.functions[name]
-        refusal = larger_than_devices(turn.state, function)
+        refusal = larger_than_devices(state, function)
         if refusal is not None:
             give_up(turn, function, refusal)
-        elif not _load_somewhere(turn, function):
+        elif not _load_somewhere(turn, function, want):
+            for executor in lanes:
+                executor.full_for = want
             return
 
 
-def _load_somewhere(turn: Turn, function: Function) -> bool:
+def _load_somewhere(turn: Turn, function: Function, want: Want) -> bool:
     for executor in turn.policies.placement(turn.state, function):
+        if executor.full_for == want:
+            continue
         victims = turn.policies.eviction(turn.state, executor, function, turn.now)
         if victims is not None:
             for victim in victims:

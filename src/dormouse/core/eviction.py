@@ -1,6 +1,8 @@
 """What leaves a tier so that something else may come.
 
-A policy names victims, or answers None: "cannot now". Victims are never in use: running, loading, the source of a
+A policy names victims, or answers None: "cannot now". That it cannot is remembered (``Executor.full_for``), so a policy
+may depend on nothing but the executor, the functions that are resident there, and the incoming function's first request
+and whether that is late. Victims are never in use: running, loading, the source of a
 copy, pinned to the tier, or with queued work that would bring them straight back. The one exception to the last is
 maximum wait: a request that is past its own deadline may displace idle functions whose work is less urgent.
 """
@@ -8,23 +10,23 @@ maximum wait: a request that is past its own deadline may displace idle function
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from dormouse.core.state import Executor, Function, ImageState, ResidencyState, State
+from dormouse.core.state import PINNED, RESIDENT, Executor, Function, ImageState, Request, State, Want
 from dormouse.core.types import Bytes, FunctionId, Ns, Pin
 
 Eviction: TypeAlias = Callable[[State, Executor, Function, Ns], tuple[FunctionId, ...] | None]
 
 
-def may_evict(state: State, executor: Executor, victim: FunctionId) -> bool:
-    """Whether a function could be evicted from the device at this moment."""
-    function, residency = state.functions[victim], executor.recency[victim]
-    return residency.state is ResidencyState.RESIDENT and not residency.feeds and function.spec.pin is not Pin.DEVICE
+def want_of(incoming: Function, now: Ns) -> Want:
+    """What the incoming function's claim to room depends on."""
+    head = incoming.head
+    return Want(incoming.id, None, False) if head is None else Want(incoming.id, head.id, head.deadline_ns < now)
 
 
-def yields(victim: Function, incoming: Function, now: Ns) -> bool:
-    """Whether a victim's queued work may wait for the incoming function's."""
-    head, waiting = incoming.head, victim.head
+def yields(victim: Function, head: Request) -> bool:
+    """Whether a victim's queued work may wait for a request that is late."""
+    waiting = victim.head
     assert waiting is not None, f"{victim.id} has no queued work"
-    return head is not None and head.deadline_ns < min(now, waiting.deadline_ns)
+    return head.deadline_ns < waiting.deadline_ns
 
 
 def least_recently_used(state: State, executor: Executor, incoming: Function, now: Ns) -> tuple[FunctionId, ...] | None:
@@ -38,12 +40,18 @@ def _in_order_of_use(
 ) -> Iterator[tuple[FunctionId, Bytes]]:
     """Candidates, found only as far as somebody asks: with many functions on a device the first few are enough."""
     busy = []
+    head = incoming.head
+    late = None if head is None or head.deadline_ns >= now else head
     for name, residency in executor.recency.items():
-        if may_evict(state, executor, name):
-            if not state.functions[name].queue:
-                yield name, residency.size_bytes
-            elif yields(state.functions[name], incoming, now):
-                busy.append((name, residency.size_bytes))
+        if residency.state is not RESIDENT or residency.feeds:
+            continue
+        function = state.functions[name]
+        if function.spec.pin is PINNED:
+            continue
+        if not function.queue:
+            yield name, residency.size_bytes
+        elif late is not None and yields(function, late):
+            busy.append((name, residency.size_bytes))
     yield from busy
 
 

@@ -22,7 +22,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.requests import time_out
-from dormouse.core.state import Executor, Function, Request, RequestState, ResidencyChange
+from dormouse.core.state import EXECUTING, Executor, Function, Request, RequestState, ResidencyChange
 from dormouse.core.turn import Turn
 from dormouse.core.types import CommandId, ExecutorId, Reason
 
@@ -39,6 +39,7 @@ def joined(turn: Turn, event: ExecutorJoined) -> None:
         arriving=ReadyQueue(),
     )
     turn.state.executorless_since_ns = None
+    turn.look_again()
     for function in turn.state.functions.values():
         if function.unplaceable:
             function.unplaceable = False
@@ -48,6 +49,7 @@ def joined(turn: Turn, event: ExecutorJoined) -> None:
 def lost(turn: Turn, event: ExecutorLost) -> None:
     """Its memory is gone with it. What it was running starts over elsewhere, or when it is back."""
     executor = turn.state.executors.pop(event.executor)
+    turn.look_again()
     if not turn.state.executors:
         turn.state.executorless_since_ns = turn.now
     if executor.executing is not None:
@@ -130,7 +132,7 @@ def execution_finished(turn: Turn, event: ExecutionFinished) -> None:
     request = turn.state.requests[event.request]
     function = turn.end_execution(request, executor)
     del turn.state.requests[request.id]
-    if request.state is RequestState.EXECUTING:
+    if request.state is EXECUTING:
         latency_ns = turn.now - request.arrived_ns
         in_time = turn.now <= request.deadline_ns
         function.ledger.answered(request.path, latency_ns, event.device_ns, in_time=in_time)

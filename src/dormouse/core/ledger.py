@@ -17,12 +17,13 @@ class Histogram:
     __slots__ = ("buckets", "count", "total_ns")
 
     def __init__(self) -> None:
-        self.buckets: Counter[int] = Counter()
+        self.buckets: dict[int, int] = {}
         self.count = 0
         self.total_ns: Ns = 0
 
     def add(self, duration_ns: Ns) -> None:
-        self.buckets[_bucket(duration_ns)] += 1
+        bucket = _bucket(duration_ns)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         self.count += 1
         self.total_ns += duration_ns
 
@@ -69,7 +70,10 @@ class Ledger:
     resident_ns: Ns = 0
 
     def answered(self, path: Path, latency_ns: Ns, device_ns: Ns, *, in_time: bool) -> None:
-        self.latency.setdefault(path, Histogram()).add(latency_ns)
+        histogram = self.latency.get(path)
+        if histogram is None:
+            histogram = self.latency[path] = Histogram()
+        histogram.add(latency_ns)
         self.device_ns += device_ns
         self.in_time += in_time
         self.missed += not in_time

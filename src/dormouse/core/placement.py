@@ -1,15 +1,14 @@
 """Where work goes: resident, else host, else disk; and for a load, which device.
 
-``standing`` says what a function waits for. A placement policy orders the devices that a load may go to; the
-first on which eviction can make room gets it.
+``standing`` says what a function that is on no device waits for. A placement policy orders the devices that a load may
+go to; the first on which eviction can make room gets it.
 """
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto, unique
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from dormouse.core.state import Executor, Function, ImageState, State, device_pinned_bytes
-from dormouse.core.types import Pin
+from dormouse.core.state import IN_HOST_MEMORY, PINNED, Executor, Function, ImageState, State, device_pinned_bytes
 
 Placement: TypeAlias = Callable[[State, Function], Sequence[Executor]]
 
@@ -20,25 +19,26 @@ class Standing(Enum):
 
     NOTHING = auto()
     """Nothing is wanted, or what is wanted is under way."""
-    RUN = auto()
-    """It is on a device: a compute lane."""
     LOAD = auto()
     """It is in host memory: a copy lane and room on a device."""
     READ = auto()
     """It is on disk: room in host memory."""
 
 
+NOTHING: Final = Standing.NOTHING
+
+
 def standing(function: Function) -> Standing:
-    """Resident, else host, else disk."""
+    """What a function waits for that is on no device: host, else disk."""
     asked = bool(function.queue)
-    if function.residencies:
-        return Standing.RUN if asked else Standing.NOTHING
-    preload = function.spec.pin is Pin.DEVICE and function.accepts and not function.unplaceable
-    if function.image is ImageState.HOST and (asked or preload):
+    if not (asked or function.parking or function.spec.pin is PINNED):
+        return NOTHING
+    preload = function.spec.pin is PINNED and function.accepts and not function.unplaceable
+    if function.image is IN_HOST_MEMORY and (asked or preload):
         return Standing.LOAD
     if function.image is ImageState.DISK and (asked or preload or function.parking):
         return Standing.READ
-    return Standing.NOTHING
+    return NOTHING
 
 
 def could_ever_hold(executor: Executor, function: Function) -> bool:

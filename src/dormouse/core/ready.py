@@ -15,33 +15,35 @@ LAST: Key = (2**62, 2**62, 2**62)
 class ReadyQueue:
     """Functions by key, smallest first. Every operation is O(log n); stale heap entries are skipped, then swept."""
 
-    __slots__ = ("_heap", "_keys")
+    __slots__ = ("_heap", "keys")
 
     def __init__(self) -> None:
         self._heap: list[tuple[Key, FunctionId]] = []
-        self._keys: dict[FunctionId, Key] = {}
+        self.keys: dict[FunctionId, Key] = {}
+        """Who waits; to be read by anybody, since the empty case must cost nothing."""
 
     def put(self, function: FunctionId, key: Key) -> None:
-        self._keys[function] = key
+        self.keys[function] = key
         heappush(self._heap, (key, function))
-        if len(self._heap) > 2 * len(self._keys) + 64:
-            self._heap = [(key, function) for function, key in self._keys.items()]
+        if len(self._heap) > 2 * len(self.keys) + 64:
+            self._heap = [(key, function) for function, key in self.keys.items()]
             heapify(self._heap)
 
     def discard(self, function: FunctionId) -> None:
-        self._keys.pop(function, None)
+        self.keys.pop(function, None)
 
     def first(self) -> FunctionId | None:
         """The most urgent function, or None when nobody waits here."""
-        while self._heap:
-            key, function = self._heap[0]
-            if self._keys.get(function) == key:
+        heap, keys = self._heap, self.keys
+        while heap:
+            key, function = heap[0]
+            if keys.get(function) == key:
                 return function
-            heappop(self._heap)
+            heappop(heap)
         return None
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def __contains__(self, function: FunctionId) -> bool:
-        return function in self._keys
+        return function in self.keys

@@ -4,7 +4,7 @@ from heapq import heappop
 
 from dormouse.core.admission import executors_are_gone, refuse_request
 from dormouse.core.messages import Refuse, RequestArrived, RequestCancelled
-from dormouse.core.state import Request, RequestState
+from dormouse.core.state import Request, RequestState, State
 from dormouse.core.turn import Turn
 from dormouse.core.types import DEFAULT_PRIORITY, Reason
 
@@ -18,14 +18,10 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
         turn.commands.append(Refuse(event.request, refusal.reason, refusal.message, refusal.retry_after_ns))
         return
     spec = turn.state.functions[event.function].spec
-    request = Request(
-        id=event.request,
-        function=event.function,
-        arrived_ns=turn.now,
-        deadline_ns=turn.now + spec.slo.deadline_ns if event.deadline_ns is None else event.deadline_ns,
-        timeout_ns=turn.now + spec.limits.timeout_ns if event.timeout_ns is None else event.timeout_ns,
-        priority=event.priority or DEFAULT_PRIORITY,
-    )
+    deadline_ns = turn.now + spec.slo.deadline_ns if event.deadline_ns is None else event.deadline_ns
+    timeout_ns = turn.now + spec.limits.timeout_ns if event.timeout_ns is None else event.timeout_ns
+    priority = event.priority or DEFAULT_PRIORITY
+    request = Request(event.request, event.function, turn.now, deadline_ns, timeout_ns, priority)
     turn.state.requests[request.id] = request
     turn.enqueue(request)
 
@@ -69,14 +65,13 @@ def time_out(turn: Turn, request: Request) -> None:
         turn.commands.append(Refuse(request.id, Reason.TIMEOUT, message))
 
 
-def next_timer_ns(turn: Turn) -> int | None:
+def next_timer_ns(state: State) -> int | None:
     """When the core next wants to be woken although nothing happens."""
-    state = turn.state
-    while state.timeouts and state.timeouts[0][1] not in state.requests:
-        heappop(state.timeouts)
-    timeout_ns = state.timeouts[0][0] if state.timeouts else None
-    if timeout_ns is None:
+    timeouts, requests = state.timeouts, state.requests
+    while timeouts and timeouts[0][1] not in requests:
+        heappop(timeouts)
+    if not timeouts:
         return None
     if state.executorless_since_ns is not None:
-        return min(timeout_ns, state.executorless_since_ns + state.settings.executor_grace_ns)
-    return timeout_ns if state.replicate_at_ns is None else min(timeout_ns, state.replicate_at_ns)
+        return min(timeouts[0][0], state.executorless_since_ns + state.settings.executor_grace_ns)
+    return timeouts[0][0] if state.replicate_at_ns is None else min(timeouts[0][0], state.replicate_at_ns)

@@ -72,27 +72,26 @@ class Scheduler:
     def __init__(self, settings: Settings) -> None:
         """Policies are chosen by name in the settings; an unknown name is a KeyError."""
         self.state = State(settings, homeless=ReadyQueue(), cold=ReadyQueue())
-        self._policies = Policies(
-            QUEUEING[settings.queueing], PLACEMENT[settings.placement], EVICTION[settings.eviction]
-        )
+        policies = Policies(QUEUEING[settings.queueing], PLACEMENT[settings.placement], EVICTION[settings.eviction])
+        self._turn = Turn(self.state, policies)
 
     def handle(self, now: Ns, event: Event) -> list[Command]:
         """Take in one event; answer with the commands it brings forth, to be performed in order."""
-        turn = Turn(self.state, self._policies, now)
-        if not self.state.executors and self.state.executorless_since_ns is None:
-            self.state.executorless_since_ns = now
+        state, turn = self.state, self._turn
+        commands: list[Command] = []
+        turn.now, turn.commands = now, commands
+        if not state.executors and state.executorless_since_ns is None:
+            state.executorless_since_ns = now
         HANDLERS[type(event)](turn, event)
-        requests.expire(turn)
+        if state.executorless_since_ns is not None or (state.timeouts and state.timeouts[0][0] <= now):
+            requests.expire(turn)
         dispatch(turn)
-        self._set_timer(turn)
-        return turn.commands
+        wanted = requests.next_timer_ns(state)
+        if wanted is not None and (state.timer_ns is None or wanted < state.timer_ns):
+            state.timer_ns = wanted
+            commands.append(SetTimer(wanted))
+        return commands
 
     def preview(self, spec: FunctionSpec) -> Refusal | None:
         """Why this function would be refused if it were deployed now; changes nothing."""
         return refuse_function(self.state, new_function(spec, self.state.settings))
-
-    def _set_timer(self, turn: Turn) -> None:
-        wanted = requests.next_timer_ns(turn)
-        if wanted is not None and (self.state.timer_ns is None or wanted < self.state.timer_ns):
-            self.state.timer_ns = wanted
-            turn.commands.append(SetTimer(wanted))

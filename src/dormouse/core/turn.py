@@ -1,4 +1,4 @@
-"""One call of the door: the state, the time, and the commands it has brought forth so far.
+"""One call of the door: the state, the time, and the commands it has brought forth so far. Made once, used again.
 
 The steps here are the only ones that change a residency, a lane, an image or a request, so each keeps its books in
 one place. They decide nothing: who takes which step is the business of the files that call them.
@@ -21,25 +21,32 @@ from dormouse.core.messages import (
     Refuse,
     Reply,
 )
-from dormouse.core.placement import Placement, Standing, standing
+from dormouse.core.placement import NOTHING, Placement, Standing, standing
 from dormouse.core.queueing import Queueing
-from dormouse.core.ready import LAST, Key, ReadyQueue
+from dormouse.core.ready import LAST, ReadyQueue
 from dormouse.core.state import (
+    ABSENT,
+    BEGIN,
+    EXECUTE,
+    EXECUTED,
+    IN_HOST_MEMORY,
+    LOADING,
+    PINNED,
     RESIDENCY_TRANSITIONS,
+    RESIDENT,
+    STREAMING,
     Executor,
     Function,
     ImageChange,
-    ImageState,
     Request,
     RequestChange,
     RequestState,
     Residency,
     ResidencyChange,
-    ResidencyState,
     State,
     step,
 )
-from dormouse.core.types import CommandId, ExecutorId, Ns, OperationId, Path, Pin, Reason
+from dormouse.core.types import Bytes, CommandId, ExecutorId, Ns, OperationId, Path, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +62,35 @@ class Policies:
 class Turn:
     state: State
     policies: Policies
-    now: Ns
+    now: Ns = 0
     commands: list[Command] = field(default_factory=list)
 
     # ------------------------------------------------------------------ where a function waits
 
     def settle(self, function: Function) -> None:
         """Put a function into the queues where its next step is decided; call it after whatever may move it."""
-        for queue in function.waits_in:
-            queue.discard(function.id)
-        function.waits_in.clear()
-        stands = standing(function)
-        if stands is Standing.NOTHING:
-            return
-        head = function.head
-        key = LAST if head is None else self.policies.queueing(head)
-        if stands is Standing.RUN:
-            for name, residency in function.residencies.items():
-                if residency.state is ResidencyState.RESIDENT:
-                    self._wait_in(self.state.executors[name].ready, function, key)
-                elif residency.state is ResidencyState.LOADING:
-                    self._wait_in(self.state.executors[name].arriving, function, key)
-        else:
-            self._wait_in(self.state.homeless if stands is Standing.LOAD else self.state.cold, function, key)
+        if function.waits_in:
+            for queue in function.waits_in:
+                queue.discard(function.id)
+            function.waits_in.clear()
+        if function.residencies:
+            self._settle_on_devices(function)
+        elif (stands := standing(function)) is not NOTHING:
+            self._wait_in(self.state.homeless if stands is Standing.LOAD else self.state.cold, function)
 
-    def _wait_in(self, queue: ReadyQueue, function: Function, key: Key) -> None:
-        queue.put(function.id, key)
+    def _settle_on_devices(self, function: Function) -> None:
+        for name, residency in function.residencies.items():
+            executor = self.state.executors[name]
+            executor.full_for = None
+            if function.queue:
+                if residency.state is RESIDENT:
+                    self._wait_in(executor.ready, function)
+                elif residency.state is LOADING:
+                    self._wait_in(executor.arriving, function)
+
+    def _wait_in(self, queue: ReadyQueue, function: Function) -> None:
+        head = function.head
+        queue.put(function.id, LAST if head is None else self.policies.queueing(head))
         function.waits_in.append(queue)
 
     # ------------------------------------------------------------------ commands to executors
@@ -114,8 +124,8 @@ class Turn:
         function.residencies[executor.id] = executor.recency[function.id] = residency
         self._change(function, executor, ResidencyChange.LOAD)
         executor.free_bytes -= residency.size_bytes
-        if function.spec.pin is Pin.DEVICE:
-            executor.pinned_bytes += residency.size_bytes
+        if function.spec.pin is PINNED:
+            self.pin(executor, residency.size_bytes)
         executor.copying = function.id
         executor.known.add(function.id)
         function.from_disk = False
@@ -140,11 +150,22 @@ class Turn:
         source = None if residency.source is None else function.residencies.get(residency.source)
         if source is not None:
             source.feeds.discard(executor.id)
+            self.look_again()  # it may be evicted now
         for name in residency.helpers:
             helper = self.state.executors.get(name)
             if helper is not None and helper.lent_to == executor.id:
                 helper.lent_to = None
         residency.source, residency.helpers = None, ()
+
+    def pin(self, executor: Executor, size_bytes: Bytes) -> None:
+        """Chunks that a pin keeps from now on, or gives back."""
+        executor.pinned_bytes += size_bytes
+        self.look_again()
+
+    def look_again(self) -> None:
+        """What could not be placed may be placeable now, or nowhere ever."""
+        for executor in self.state.executors.values():
+            executor.full_for = None
 
     def end_load(self, function: Function, executor: Executor, change: ResidencyChange) -> None:
         """The copy lane is free again; a failed load has given its chunks back."""
@@ -163,16 +184,17 @@ class Turn:
         residency = function.residencies[executor.id]
         _, request = function.queue.popitem(last=False)
         self.state.queued -= 1
-        waited_for_load = residency.state is ResidencyState.LOADING or residency.loaded_ns > request.arrived_ns
+        waited_for_load = residency.state is LOADING or residency.loaded_ns > request.arrived_ns
         request.path = residency.path if waited_for_load else Path.RESIDENT
-        request.change(RequestChange.EXECUTE)
+        request.change(BEGIN)
         request.executor, request.started_ns = executor.id, self.now
         request.attempts += 1
         assert executor.executing is None, f"{executor.id} executes {executor.executing} already"
         executor.executing = request.id
         executor.recency.move_to_end(function.id)
-        self._touch_image(function)
-        self._change(function, executor, ResidencyChange.EXECUTE)
+        if function.image is IN_HOST_MEMORY:
+            self.state.host_recency.move_to_end(function.id)
+        self._change(function, executor, EXECUTE)
         number, latest = self.number(), request.timeout_ns
         self._send(executor, Execute(executor.id, number, request.id, function.id, self.now, latest))
         self.settle(function)
@@ -182,9 +204,9 @@ class Turn:
         assert executor.executing == request.id, f"{executor.id} was not executing {request.id}"
         executor.executing = None
         function = self.state.functions[request.function]
-        streams = function.residencies[executor.id].state is ResidencyState.STREAMING
+        streams = function.residencies[executor.id].state is STREAMING
         broken = streams and reason is Reason.LOAD_FAILED
-        self._change(function, executor, ResidencyChange.BREAK if broken else ResidencyChange.EXECUTED)
+        self._change(function, executor, ResidencyChange.BREAK if broken else EXECUTED)
         return function
 
     def evict(self, function: Function, executor: Executor) -> None:
@@ -202,9 +224,10 @@ class Turn:
     def _change(self, function: Function, executor: Executor, change: ResidencyChange) -> None:
         residency = function.residencies[executor.id]
         residency.state = step(RESIDENCY_TRANSITIONS, residency.state, change)
-        if residency.state is ResidencyState.ABSENT:
-            if function.spec.pin is Pin.DEVICE:
-                executor.pinned_bytes -= residency.size_bytes
+        executor.full_for = None
+        if residency.state is ABSENT:
+            if function.spec.pin is PINNED:
+                self.pin(executor, -residency.size_bytes)
             del function.residencies[executor.id], executor.recency[function.id]
 
     # ------------------------------------------------------------------ commands to the host store
@@ -224,7 +247,7 @@ class Turn:
         self.state.reading -= 1
         if change is ImageChange.ARRIVED:
             function.from_disk = bool(function.queue)
-            self._touch_image(function)
+            self.state.host_recency[function.id] = None
         else:
             self.state.host_used_bytes -= function.host_bytes
 
@@ -247,11 +270,6 @@ class Turn:
             function.parking = False
             self.state.parking_bytes -= function.host_bytes
 
-    def _touch_image(self, function: Function) -> None:
-        if function.image is ImageState.HOST:
-            self.state.host_recency[function.id] = None
-            self.state.host_recency.move_to_end(function.id)
-
     # ------------------------------------------------------------------ requests
 
     def enqueue(self, request: Request) -> None:
@@ -259,7 +277,8 @@ class Turn:
         function.queue[request.id] = request
         self.state.queued += 1
         heappush(self.state.timeouts, (request.timeout_ns, request.id))
-        self.settle(function)
+        if len(function.queue) == 1:  # else it waits already, for the sake of its first request
+            self.settle(function)
 
     def requeue(self, request: Request, reason: Reason, message: str) -> None:
         """Start over a request that did not run to its end, unless it has begun to answer or has failed too often."""

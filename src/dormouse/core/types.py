@@ -42,6 +42,8 @@ DEFAULT_PRIORITY = 100
 class Path(StrEnum):
     """How a request found its model."""
 
+    __hash__ = str.__hash__  # ledgers look it up at every answer, and Enum hashes in Python
+
     RESIDENT = "resident"
     PEER = "peer"
     HOST = "host"
@@ -61,6 +63,8 @@ class Pin(StrEnum):
 @unique
 class Reason(StrEnum):
     """Why something was refused or failed. A refusal is a value, never an exception."""
+
+    __hash__ = str.__hash__
 
     UNKNOWN_FUNCTION = "unknown_function"
     NOT_READY = "not_ready"

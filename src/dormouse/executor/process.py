@@ -38,6 +38,7 @@ UNUSABLE = 3
 Send: TypeAlias = Callable[[wire.FromExecutor], None]
 
 _PR_SET_PDEATHSIG = 1
+_READ_BYTES = 64 * 1024
 _keep: list[mmap.mmap] = []
 _SWITCH_S = 0.0005
 """How long one lane may hold the interpreter while the other waits for it; Python's 5 ms is a whole swap."""
@@ -96,12 +97,15 @@ def opened(start: wire.StartExecutor) -> tuple[Device, Compute, str]:
 
 def obey(connection: socket.socket, desk: Desk) -> None:
     """Hand every message to the desk, until the control side asks to end or is gone."""
-    while (body := wire.receive(connection)) is not None:
-        message = wire.decode_to_executor(body)
-        if isinstance(message, wire.Shutdown):
-            desk.finish()
-            return
-        _hand_over(message, desk)
+    unread = bytearray()
+    while data := connection.recv(_READ_BYTES):
+        unread += data
+        for body in wire.whole_frames(unread):
+            message = wire.decode_to_executor(body)
+            if isinstance(message, wire.Shutdown):
+                desk.finish()
+                return
+            _hand_over(message, desk)
     os._exit(0)  # nobody is left who could want anything; lanes may be in the middle of work
 
 

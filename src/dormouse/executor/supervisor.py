@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from io import BufferedWriter
@@ -33,7 +33,6 @@ DELAYS_S = (0.0, 0.5, 2.0, 10.0)
 
 _LOG = logging.getLogger("dormouse.executor")
 _LOG_LIMIT_BYTES: Bytes = 4 * 1024 * 1024
-_FRAME_LIMIT_BYTES: Bytes = 64 * 1024 * 1024
 
 
 class Listener(Protocol):
@@ -50,11 +49,54 @@ class Listener(Protocol):
         """Given up: there will be no executor."""
 
 
+class _Frames(asyncio.Protocol):
+    """The bytes of a socket, cut into messages as they come: no task wakes for each of them."""
+
+    def __init__(self) -> None:
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take: Callable[[wire.FromExecutor], None] | None = None
+        self._refuse: Callable[[str], None] = _LOG.error
+        self._unread = bytearray()
+
+    async def deliver(self, take: Callable[[wire.FromExecutor], None], refuse: Callable[[str], None]) -> None:
+        """Give ``take`` every message, until the socket has ended, however it did; ``refuse`` is told what is none,
+        after which nothing more is taken. Raises what ``take`` raises."""
+        self._take, self._refuse = take, refuse
+        self.data_received(b"")  # what came before
+        await self._ended
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        if self._take is None:
+            return
+        try:
+            for body in wire.whole_frames(self._unread):
+                self._take(wire.decode_from_executor(body))
+        except msgspec.DecodeError as fault:
+            self._take = None
+            self._refuse(str(fault))
+        except Exception as fault:  # a bug in whoever takes: not for the event loop, which would say little of it
+            self._take = None
+            self._end(fault)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc  # how its process ended says more
+        self._end(None)
+
+    def _end(self, fault: Exception | None) -> None:
+        if self._ended.done():
+            return
+        if fault is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(fault)
+
+
 @dataclass(slots=True)
 class _Child:
     process: Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    frames: _Frames
+    transport: asyncio.Transport
     log_start: Bytes
     condemned: str = ""
     """Why the supervisor killed it, if it did."""
@@ -100,7 +142,7 @@ class Supervisor:
     def send(self, message: wire.ToExecutor) -> None:
         """Queue a message and return. What is sent while there is no executor is lost, as it is with a dying one."""
         child = self._child
-        if child is None or child.writer.is_closing():
+        if child is None or child.transport.is_closing():
             return
         if not child.outgoing:
             asyncio.get_running_loop().call_soon(self._flush, child)
@@ -108,9 +150,9 @@ class Supervisor:
 
     def _flush(self, child: _Child) -> None:
         """Write what has been sent since the loop last came round: one system call for all of it."""
-        if not child.writer.is_closing():
-            child.writer.write(b"".join(child.outgoing))
-            waiting = child.writer.transport.get_write_buffer_size()
+        if not child.transport.is_closing():
+            child.transport.write(b"".join(child.outgoing))
+            waiting = child.transport.get_write_buffer_size()
             if waiting > self._outgoing_limit_bytes:
                 self._condemn(child, f"did not read its messages, {waiting} bytes were waiting")
         child.outgoing.clear()
@@ -186,8 +228,8 @@ class Supervisor:
             )
             log_start = log.tell()
             undo.pop_all()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        child = self._child = _Child(process, reader, writer, log_start)
+        transport, frames = await asyncio.get_running_loop().create_connection(_Frames, sock=ours)
+        child = self._child = _Child(process, frames, transport, log_start)
         self.send(self._start)
         if self._stopping.is_set():  # while it was being made
             self.send(wire.Shutdown())
@@ -199,37 +241,29 @@ class Supervisor:
             self._start_limit_s, self._condemn, child, f"was not ready within {self._start_limit_s:g} s"
         )
         unusable = ""
+
+        def take(message: wire.FromExecutor) -> None:
+            nonlocal unusable
+            limit.cancel()
+            if isinstance(message, wire.ExecutorUnusable):
+                unusable = message.message
+            elif isinstance(message, wire.ExecutorReady):
+                child.ready = True
+                if not self._stopping.is_set():
+                    self._listener.joined(message)
+            else:
+                self._listener.received(message)
+
         try:
-            while (message := await self._next(child)) is not None:
-                limit.cancel()
-                if isinstance(message, wire.ExecutorUnusable):
-                    unusable = message.message
-                elif isinstance(message, wire.ExecutorReady):
-                    child.ready = True
-                    if not self._stopping.is_set():
-                        self._listener.joined(message)
-                else:
-                    self._listener.received(message)
+            await child.frames.deliver(take, lambda why: self._condemn(child, f"sent what is no message: {why}"))
         finally:
             limit.cancel()
         return unusable
 
-    async def _next(self, child: _Child) -> wire.FromExecutor | None:
-        try:
-            (size_bytes,) = wire.LENGTH.unpack(await child.reader.readexactly(wire.LENGTH.size))
-            if size_bytes > _FRAME_LIMIT_BYTES:
-                raise msgspec.DecodeError(f"a frame of {size_bytes} bytes")
-            return wire.decode_from_executor(await child.reader.readexactly(size_bytes))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-        except msgspec.DecodeError as fault:
-            self._condemn(child, f"sent what is no message: {fault}")
-            return None
-
     async def _bury(self, child: _Child) -> str:
         """Reap a process whose socket has ended; how it ended, in words."""
         self._child = None
-        child.writer.transport.abort()
+        child.transport.abort()
         try:
             await asyncio.wait_for(child.process.wait(), self._reap_limit_s)
         except TimeoutError:

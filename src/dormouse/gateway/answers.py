@@ -24,6 +24,9 @@ Result = TypeVar("Result")
 NO_ONE_LEFT = 499
 """Status of an answer that nobody receives, since the client is gone."""
 
+_UNWATCHED_S = 0.01
+"""So long nobody looks whether the client is still there."""
+
 log = logging.getLogger("dormouse.gateway")
 
 
@@ -83,19 +86,45 @@ def unexpected(during: str, fault: Exception) -> DormouseError:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[None, None, Result]) -> Result:
-    """The result of ``work``, which is cancelled and awaited if the client goes first. Raises ClientDisconnect then."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
+    """The result of ``work``, which is cancelled if the client goes first. Raises ClientDisconnect then."""
+    watch = _Watch(receive)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await work
+    except asyncio.CancelledError:
+        if watch.client_gone:
+            raise ClientDisconnect from None
+        raise
     finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    if task.cancelled():
-        raise ClientDisconnect
-    return task.result()
+        watch.end()
+
+
+class _Watch:
+    """Cancels the task that made it when its client goes, but looks only after a while: most answers are there by
+    then, and a task that watches costs as much as what the answer takes of the server."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.client_gone = False
+        self._receive = receive
+        self._for = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(_UNWATCHED_S, self._look)
+        self._looking: asyncio.Task[None] | None = None
+
+    def _look(self) -> None:
+        self._looking = asyncio.create_task(_disconnected(self._receive))
+        self._looking.add_done_callback(self._seen)
+
+    def _seen(self, looking: "asyncio.Task[None]") -> None:
+        if not looking.cancelled() and self._for is not None:
+            self.client_gone = self._for.cancel()
+
+    def end(self) -> None:
+        """The work has ended."""
+        self._timer.cancel()
+        if self.client_gone and self._for is not None:
+            self._for.uncancel()
+        self._for = None
+        if self._looking is not None:
+            self._looking.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -30,9 +30,8 @@ class V2:
     def routes(self) -> dict[str, dict[str, Handler]]:
         """Handlers by path and method."""
         models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-        # The router tries them in this order, so what is asked for most comes first.
         return {
-            **{f"{model}/infer": {"POST": self._infer} for model in models},
+            **{f"{model}/infer": {"POST": self.infer} for model in models},
             "/v2/health/live": {"GET": self._live},
             "/v2/health/ready": {"GET": self._ready},
             **{f"{model}/ready": {"GET": self._model_ready} for model in models},
@@ -86,7 +85,8 @@ class V2:
         await self._submit.unload(request.path_params["name"])
         return json_answer({})
 
-    async def _infer(self, request: Request) -> Response:
+    async def infer(self, request: Request) -> Response:
+        """Answers ``.../infer``."""
         name, version = _model(request)
         self._submit.describe(name, version)  # an unknown name is refused before its body is read
         body = await content.read_body(request, self._body_limit_bytes)
