@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "slab": {"core", "errors", "tensors"},
     "config": {"core", "errors"},
     "device": {"core", "errors"},
+    "calibration": {"core", "errors", "device"},
     "store": {"core", "errors", "tensors", "wire"},
     "model": {"core", "errors", "tensors", "functions", "store"},
     "executor": {"core", "errors", "tensors", "device", "store", "model", "wire", "slab"},
@@ -31,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "wire",
         "slab",
         "config",
+        "calibration",
         "device",
         "store",
         "model",
@@ -38,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "demo": {"core", "errors", "tensors", "functions", "config"},
     "serving": {"core", "errors", "submit", "config", "control", "gateway"},
-    "cli": {"core", "errors", "functions", "config", "serving", "demo"},
+    "cli": {"core", "errors", "functions", "config", "calibration", "device", "serving", "demo"},
     "__init__": set(),
 }
 """Room by room, the other rooms of the house that its files may import. ``functions.py`` is a room of one file."""
@@ -63,6 +65,7 @@ TORCH_FREE = {
     "wire",
     "slab",
     "config",
+    "calibration",
     "device",
     "store",
     "gateway",

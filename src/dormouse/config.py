@@ -33,12 +33,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 8000
     device: str = "auto"
-    """``cpu``, ``cuda`` (every GPU), ``cuda:N``, or ``auto``: CUDA where there is a card."""
+    """``cpu``, ``cuda`` (all), ``cuda:N``, several (``cuda:0,cuda:2``), or ``auto``: CUDA where there is a card."""
     device_bytes: Bytes | None = None
     """Device memory for images. None: 1 GiB on the CPU device, 80 % of what is free on a GPU."""
     chunk_bytes: Bytes | None = None
     """None: 2 MiB on the CPU device, 32 MiB on a GPU."""
-    group_bytes: Bytes = 8 * MIB
+    group_bytes: Bytes | None = None
+    """None: by what was measured of the links, else 8 MiB."""
     link_bytes_per_s: int | None = None
     host_bytes: Bytes = 4 * GIB
     request_slab_bytes: Bytes = 256 * MIB
@@ -50,6 +51,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Torch threads of a CPU executor; 0: one fewer than the cores, at least one."""
     graphs: Literal["auto", "off"] = "auto"
     """Capture CUDA graphs of what is run, where that is possible; off: run everything eagerly."""
+    routes: Literal["auto", "peer", "host"] = "auto"
+    """Ways to a device: ``host``, over its own link alone; ``peer``, from other devices too; ``auto``, over neighbours'
+    links too."""
+    calibrate: Literal["auto", "off"] = "auto"
+    """Go by what was measured of this machine's links; ``off``: by what is assumed."""
     journal: Path | None = None
     """Record events and commands here, for replay."""
     poison: bool = False
@@ -116,8 +122,8 @@ def checked(config: Config) -> Config:
     _require(config.threads <= MOST_THREADS, "threads", config.threads, f"at most {MOST_THREADS}")
     _require(config.host != "", "host", config.host, "an address to listen on, 0.0.0.0 for all")
     _require(config.port < 2**16, "port", config.port, "0 to 65535; 0 picks a free one")
-    device = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", config.device)
-    _require(device is not None, "device", config.device, "auto, cpu, cuda or cuda:N")
+    device = re.fullmatch(r"auto|cpu|cuda|(?:(?:cpu|cuda):[0-9]{1,3}(?:,(?!$)|$))+", config.device)
+    _require(device is not None, "device", config.device, "auto, cpu, cuda, cuda:N or several: cuda:0,cuda:1")
     chunk = config.chunk_bytes
     _require(chunk is None or chunk % PAGE_BYTES == 0, "chunk_bytes", chunk, f"a multiple of {PAGE_BYTES}")
     within = config.device_bytes is None or chunk is None or chunk <= config.device_bytes

@@ -74,14 +74,26 @@ class StartExecutor(Struct, frozen=True, tag=True):
     """Injected faults (tests)."""
     graphs: str = "auto"
     """``auto``: capture CUDA graphs where that is possible; ``off``: never."""
+    peers: bool = False
+    """There are others: listen for them, and say where images lie."""
+
+
+class PeerSource(Struct, frozen=True):
+    """An image in a peer's pool."""
+
+    address: str
+    extents: tuple[Extent, ...]
 
 
 class LoadImage(Struct, frozen=True, tag=True):
-    """Load, with the image's directory and its place in the arena."""
+    """Load, with the image's directory and its place in the arena, or (with ``source``) in a peer's pool."""
 
     command: Load
     directory: str
     extents: tuple[Extent, ...]
+    source: PeerSource | None = None
+    detours: tuple[str, ...] = ()
+    """Devices over whose links a part of it comes."""
 
 
 class ExecuteRequest(Struct, frozen=True, tag=True):
@@ -105,11 +117,39 @@ class ReplyRead(Struct, frozen=True, tag=True):
     offsets: tuple[Bytes, ...]
 
 
+class Introduce(Struct, frozen=True, tag=True):
+    """Another executor's pool can be mapped: its address gives the descriptors."""
+
+    peer: str
+    device: str
+    address: str
+    detours: bool
+    """Open a way over its link too."""
+
+
+class PeerLost(Struct, frozen=True, tag=True):
+    """Nobody is behind an address any more: what is being copied from there is not to be trusted."""
+
+    address: str
+
+
 class Shutdown(Struct, frozen=True, tag=True):
     pass
 
 
-ToExecutor = StartExecutor | LoadImage | ExecuteRequest | Evict | Cancel | Forget | ArenaGrown | ReplyRead | Shutdown
+ToExecutor = (
+    StartExecutor
+    | LoadImage
+    | ExecuteRequest
+    | Evict
+    | Cancel
+    | Forget
+    | ArenaGrown
+    | ReplyRead
+    | Introduce
+    | PeerLost
+    | Shutdown
+)
 
 
 class ExecutorReady(Struct, frozen=True, tag=True):
@@ -119,6 +159,8 @@ class ExecutorReady(Struct, frozen=True, tag=True):
     pid: int
     description: str
     """For people: card, driver, library versions."""
+    address: str = ""
+    """Where peers ask for its pool; nowhere if it is alone."""
 
 
 class ExecutorUnusable(Struct, frozen=True, tag=True):
@@ -134,6 +176,29 @@ class ChunkReady(Struct, frozen=True, tag=True):
     outputs: tuple[TensorRef, ...]
 
 
+class ImageHeld(Struct, frozen=True, tag=True):
+    """Where a function that is being loaded lies in the pool; sent before the end of the load."""
+
+    function: str
+    extents: tuple[Extent, ...]
+
+
+class PeerAdopted(Struct, frozen=True, tag=True):
+    """The peer's memory can be copied from, and with ``detours`` its link used."""
+
+    peer: str
+    address: str
+    detours: bool
+
+
+class PeerNotAdopted(Struct, frozen=True, tag=True):
+    """There is no way to the peer's memory; why, in one line."""
+
+    peer: str
+    address: str
+    message: str
+
+
 class GraphsHeld(Struct, frozen=True, tag=True):
     """How a function is run on an executor: so many shapes of input by graph, and why no others will be."""
 
@@ -146,6 +211,9 @@ FromExecutor = (
     ExecutorReady
     | ExecutorUnusable
     | GraphsHeld
+    | ImageHeld
+    | PeerAdopted
+    | PeerNotAdopted
     | ChunkReady
     | LoadFinished
     | LoadFailed

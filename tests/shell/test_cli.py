@@ -263,7 +263,10 @@ def test_serve_has_an_option_for_every_setting() -> None:
 
 def test_serve_says_what_cannot_be_used_and_keeps_nothing_of_it(tmp_path: Path) -> None:
     code, output = run("serve", "--state-dir", str(tmp_path), "--device", "tpu")
-    assert (code, output) == (2, "error: device = 'tpu' cannot be used; expected auto, cpu, cuda or cuda:N\n")
+    assert (code, output) == (
+        2,
+        "error: device = 'tpu' cannot be used; expected auto, cpu, cuda, cuda:N or several: cuda:0,cuda:1\n",
+    )
     assert not (tmp_path / SETTINGS_FILE).exists()
 
 

@@ -77,6 +77,8 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "allow_code": (code,),
             "threads": 5,
             "graphs": "off",
+            "routes": "peer",
+            "calibrate": "off",
             "journal": tmp_path / "journal",
         },
     )
@@ -113,7 +115,7 @@ def test_paths_in_a_file_count_from_the_file(tmp_path: Path) -> None:
         ("port", 70_000, "port = 70000 cannot be used; expected 0 to 65535"),
         ("port", -1, "port = -1 cannot be used"),
         ("port", "eighty", "port = 'eighty' cannot be used"),
-        ("device", "tpu", "device = 'tpu' cannot be used; expected auto, cpu, cuda or cuda:N"),
+        ("device", "tpu", "device = 'tpu' cannot be used; expected auto, cpu, cuda, cuda:N or several: cuda:0,cuda:1"),
         ("device", "cuda:x", "device = 'cuda:x' cannot be used"),
         ("device_bytes", "0", "device_bytes = 0 cannot be used; expected at least 1048576"),
         ("device_bytes", True, "device_bytes = True cannot be used"),

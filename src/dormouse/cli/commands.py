@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from dormouse import __version__
+from dormouse.cli.calibrate import calibrate_command
 from dormouse.cli.client import DEFAULT_SERVER, Server
 from dormouse.cli.manifests import Changes, manifest_of
 from dormouse.cli.start import serve_command
@@ -50,6 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve_command)
+app.command("calibrate")(calibrate_command)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dormouse.calibration import ensure
 from dormouse.config import configure, save
 from dormouse.serving import run, serve
 
@@ -22,10 +23,10 @@ def serve_command(
     ] = HOME,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="0 picks a free one. [default: 8000]")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. [default: auto]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or several. [default: auto]")] = None,
     device_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Device memory for images, or auto.")] = None,
     chunk_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Piece of device memory, or auto.")] = None,
-    group_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Smallest copy. [default: 8MiB]")] = None,
+    group_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Smallest copy, or auto.")] = None,
     link_bytes_per_s: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Slow the CPU device's copies down to this, or auto.")
     ] = None,
@@ -45,6 +46,12 @@ def serve_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Torch threads of the CPU device; 0: by the cores.")] = None,
     graphs: Annotated[str | None, typer.Option(help="CUDA graphs: auto or off. [default: auto]")] = None,
+    routes: Annotated[
+        str | None, typer.Option(help="Ways to a device: host, peer or auto (all). [default: auto]")
+    ] = None,
+    calibrate: Annotated[
+        str | None, typer.Option(help="Measure GPU links at the first start: auto or off. [default: auto]")
+    ] = None,
     journal: Annotated[str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto.")] = None,
     poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
     faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,
@@ -56,6 +63,9 @@ def serve_command(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if not _is_loopback(settings.host):
         typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions", err=True)
+
+    if settings.calibrate == "auto" and not settings.device.startswith("cpu"):
+        ensure(settings.state_dir, typer.echo)
 
     def announce(address: str) -> None:
         save(settings)  # now that they have proved of use, and no other server has the state directory

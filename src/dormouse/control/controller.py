@@ -146,7 +146,8 @@ class Controller:
         match command:
             case Load():
                 directory = str(self._directory_of(command.function))
-                extents = self._store.extents(command.function)
+                from_host = command.source is None
+                extents = self._store.extents(command.function) if from_host else ()
                 self._executors.send(command.executor, LoadImage(command, directory, extents))
             case Execute():
                 payload = self._payloads[command.request]

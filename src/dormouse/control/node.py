@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from dormouse.calibration import stored, this_machine
 from dormouse.config import Config
 from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.controller import Controller
@@ -24,6 +25,7 @@ from dormouse.control.inventory import function_row, host_row, index_entry
 from dormouse.control.journal import JournalWriter
 from dormouse.control.payloads import Payloads
 from dormouse.control.processes import ExecutorProcesses
+from dormouse.control.topology import group_bytes_of, topology_of
 from dormouse.core.messages import (
     FunctionDeployed,
     LoadRequested,
@@ -34,6 +36,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.state import Service
 from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
+from dormouse.device.measuring import Measured
 from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept, UnknownFunction, error_for
 from dormouse.functions import Manifest, checked, function_id, limits_of, name_of, revision_of, slo_of
 from dormouse.store.host import HostStore
@@ -48,13 +51,16 @@ class Node:
     """Implements ``submit.Submit``. Made by ``open``."""
 
     def __init__(self, config: Config, catalog: Catalog) -> None:
+        self._devices = devices_of(config.device)
+        measured = _measured(config, self._devices)
+        topology = topology_of(config, self._devices, measured)
         self._config = config
         self._catalog = catalog
         self._images = config.state_dir / "images"
         self._payloads = Payloads(config.request_slab_bytes)
-        self._executors = ExecutorProcesses(config, self._payloads.slab)
+        self._executors = ExecutorProcesses(config, self._payloads.slab, topology, group_bytes_of(config, measured))
         self._store = HostStore(config.host_bytes, self._executors.arena_grown)
-        settings = Settings(host_capacity_bytes=config.host_bytes, queue_length=config.queue_length)
+        settings = Settings(host_capacity_bytes=config.host_bytes, queue_length=config.queue_length, topology=topology)
         self._controller = Controller(
             settings,
             executors=self._executors,
@@ -87,7 +93,7 @@ class Node:
                 await node._close()
 
     async def _start(self) -> None:
-        faults = await self._executors.start(devices_of(self._config.device), self._store.arena, self._controller.post)
+        faults = await self._executors.start(self._devices, self._store.arena, self._controller.post)
         if not self._state.executors:
             raise ConfigurationFault("; ".join(faults) or f"device = {self._config.device!r}: no executor started")
         self._forget_leftovers()
@@ -271,6 +277,14 @@ class Node:
             "admitted": refusal is None,
             "refusal": None if refusal is None else error_for(refusal.reason, refusal.message).message,
         }
+
+
+def _measured(config: Config, devices: list[str]) -> Measured | None:
+    """What is known of this machine's links; the CPU device has none."""
+    if config.calibrate == "off" or not all(device.startswith("cuda") for device in devices):
+        return None
+    machine = this_machine()
+    return None if machine is None else stored(config.state_dir, machine)
 
 
 @contextlib.contextmanager

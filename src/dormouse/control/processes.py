@@ -8,8 +8,9 @@ from pathlib import Path
 
 from dormouse import wire
 from dormouse.config import Config
+from dormouse.control.introductions import Introductions
 from dormouse.core.messages import Event, ExecutorJoined, ExecutorLost, Forget
-from dormouse.core.types import DeviceId, ExecutorId, FunctionId
+from dormouse.core.types import Bytes, DeviceId, ExecutorId, FunctionId, Topology
 from dormouse.executor.supervisor import Supervisor
 from dormouse.slab import Slab
 from dormouse.store.arena import Arena
@@ -27,6 +28,8 @@ class _Process:
     id: ExecutorId
     replies: Slab
     post: Post
+    introductions: Introductions | None
+    """None: it is alone."""
     settled: "asyncio.Future[str]"
     """Resolves to "" when it has joined, or to why it cannot be had."""
     supervisor: Supervisor = field(init=False)
@@ -41,6 +44,8 @@ class _Process:
             self.supervisor.send(segment)
         joined = ExecutorJoined(self.id, DeviceId(ready.device), ready.capacity_bytes, ready.chunk_bytes)
         self.post(joined, ())
+        if self.introductions is not None:
+            self.introductions.joined(self.id, ready)
         self._settle("")
 
     def received(self, message: wire.FromExecutor) -> None:
@@ -50,6 +55,9 @@ class _Process:
             self.supervisor.send(wire.ReplyRead(tuple(ref.offset for ref in message.outputs)))
         elif isinstance(message, wire.GraphsHeld):
             self.graphs[message.function] = message
+        elif isinstance(message, wire.ImageHeld | wire.PeerAdopted | wire.PeerNotAdopted):
+            assert self.introductions is not None, "an executor that is alone speaks of others"
+            self.introductions.received(self.id, message, self.post)
         else:
             assert not isinstance(message, wire.ExecutorReady | wire.ExecutorUnusable), message
             self.post(message, ())
@@ -62,6 +70,8 @@ class _Process:
         _LOG.warning("%s", message)
         self.ready = None
         self.graphs.clear()
+        if self.introductions is not None:
+            self.introductions.lost(self.id)
         self.post(ExecutorLost(self.id, message), ())
 
     def unusable(self, message: str) -> None:
@@ -76,13 +86,18 @@ class _Process:
 class ExecutorProcesses:
     """Every executor of this node."""
 
-    def __init__(self, config: Config, request_slab: Slab) -> None:
+    def __init__(self, config: Config, request_slab: Slab, topology: Topology, group_bytes: Bytes) -> None:
         self._config = config
         self._request_slab = request_slab
+        self._topology = topology
+        self._group_bytes = group_bytes
+        self._introductions: Introductions | None = None
         self._processes: dict[ExecutorId, _Process] = {}
 
     async def start(self, devices: list[str], arena: Arena, post: Post) -> list[str]:
         """Start one process a device and wait until each has joined or cannot be had; answers why not, a line each."""
+        if len(devices) > 1 and self._config.routes != "host":
+            self._introductions = Introductions(self._topology, self.send, detours=self._config.routes == "auto")
         for device in devices:
             self._add(device, arena, post)
         for process in self._processes.values():
@@ -96,6 +111,7 @@ class ExecutorProcesses:
             id=name,
             replies=Slab.create(config.reply_slab_bytes, owner=False),
             post=post,
+            introductions=self._introductions,
             settled=asyncio.get_running_loop().create_future(),
         )
         start = wire.StartExecutor(
@@ -103,7 +119,7 @@ class ExecutorProcesses:
             device=device,
             device_bytes=config.device_bytes,
             chunk_bytes=config.chunk_bytes,
-            group_bytes=config.group_bytes,
+            group_bytes=self._group_bytes,
             link_bytes_per_s=config.link_bytes_per_s,
             arena_fd=arena.fd,
             arena_bytes=arena.size_bytes,
@@ -116,6 +132,7 @@ class ExecutorProcesses:
             allow_code=tuple(str(directory) for directory in config.allow_code),
             poison=config.poison,
             faults=config.faults,
+            peers=self._introductions is not None,
         )
         process.supervisor = Supervisor(start, process, self._log_file(name))
         self._processes[name] = process
@@ -127,6 +144,10 @@ class ExecutorProcesses:
         process = self._processes[executor]
         if isinstance(message, Forget):
             process.graphs.pop(message.function, None)
+            if self._introductions is not None:
+                self._introductions.forget(message.function)
+        elif isinstance(message, wire.LoadImage) and self._introductions is not None:
+            message = self._introductions.addressed(message)
         process.supervisor.send(message)
 
     def graphs_of(self, function: FunctionId) -> dict[str, wire.GraphsHeld]:

@@ -34,7 +34,7 @@ def _help_out(turn: Turn, idle: Executor) -> None:
             took_ns = _copy_ns(turn, idle, function, busy)
             if took_ns is None:
                 continue
-            at_ns = _worthwhile_at(state, busy, function, took_ns, turn.now)
+            at_ns = max(_worthwhile_at(state, busy, function, took_ns, turn.now), function.plain_until_ns)
             if at_ns <= turn.now:
                 turn.load(function, idle, source=busy.id)
                 return
@@ -57,7 +57,7 @@ def _copy_ns(turn: Turn, idle: Executor, function: Function, source: Executor) -
     """How long a copy would take; None if there can or need be none."""
     coming = idle.id in function.residencies or function.is_arriving or function.spec.pin is Pin.DEVICE
     room = idle.region_bytes(function.spec) <= idle.free_bytes
-    if coming or not room or turn.now < function.plain_until_ns:
+    if coming or not room:
         return None
     return peer_ns(turn.state, idle, function, source)
 

@@ -21,7 +21,9 @@ class ImageNotArrived(Unavailable):
 class Arrival:
     """Made when a load is asked for; every execution that may use it holds on to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str = "") -> None:
+        self.source = source
+        """The address of the peer that it comes from; none for host memory."""
         self.complete = False
         """Every group is in place; nobody needs to wait any more."""
         self._fences: list[Fence] = []
@@ -44,7 +46,9 @@ class Arrival:
             self._changed.notify_all()
 
     def announce(self, fence: Fence) -> None:
-        """The copies of the next group are queued; ``fence`` stands behind them."""
+        """The copies of the next group are queued; ``fence`` stands behind them. Raises ImageNotArrived if it has
+        been failed meanwhile."""
+        self._check()
         with self._changed:
             self._fences.append(fence)
             if len(self._fences) > self._awaited:
@@ -58,9 +62,10 @@ class Arrival:
             self._changed.notify_all()
 
     def fail(self, message: str) -> None:
-        """Nothing more will arrive: whoever waits gets ImageNotArrived."""
+        """Nothing more will arrive: whoever waits gets ImageNotArrived. What is complete stays so."""
         with self._changed:
-            self._failure = message
+            if not self.complete:
+                self._failure = message
             self._changed.notify_all()
 
     def wait_begun(self) -> None:
@@ -89,11 +94,15 @@ class Arrival:
         """Block until a group, and so all before it, is in place. Raises ImageNotArrived if a copy has failed."""
         with _told():
             self._fences[group].synchronize()
+        self._check()
 
     def settle(self) -> None:
-        """Block until every copy so far has ended, and mark the load complete. Raises DeviceError if one failed."""
+        """Block until every copy so far has ended, and mark the load complete. Raises DeviceError if one failed, and
+        ImageNotArrived if the load was failed meanwhile."""
         self._fences[-1].synchronize()
-        self.complete = True
+        with self._changed:
+            self._check()
+            self.complete = True
 
     def _is_announced(self, group: int) -> bool:
         if group < len(self._fences) or self._failure is not None:

@@ -41,11 +41,12 @@ from dormouse.executor.compute import Compute
 from dormouse.executor.lanes import Lane
 from dormouse.executor.payload import decoded
 from dormouse.executor.replies import Replies
+from dormouse.executor.routes import route_of
 from dormouse.executor.runner import Runner
 from dormouse.model.loaded import Inputs, Value, one_line
 from dormouse.model.outputs import Output
 from dormouse.slab import Slab
-from dormouse.wire import ChunkReady, ExecuteRequest, FromExecutor, GraphsHeld, LoadImage, TensorRef
+from dormouse.wire import ChunkReady, ExecuteRequest, FromExecutor, GraphsHeld, ImageHeld, LoadImage, TensorRef
 
 
 class _Cancelled(DormouseError):
@@ -103,6 +104,8 @@ class Terms:
     group_bytes: Bytes
     allow_code: Sequence[Path]
     poison: bool
+    peers: bool = False
+    """Others want to know where images lie."""
 
 
 class Desk:
@@ -139,7 +142,7 @@ class Desk:
         if function is None:
             function = _Function(asked.command.function, self._runner(Path(asked.directory)))
             self._functions[asked.command.function] = function
-        arrival = function.arrival = Arrival()
+        arrival = function.arrival = Arrival("" if asked.source is None else asked.source.address)
         self._copy_lane(lambda: self._load(function, asked, arrival))
 
     def execute(self, asked: ExecuteRequest) -> None:
@@ -174,6 +177,16 @@ class Desk:
         """The control side has copied these tensors out of the reply slab."""
         self._replies.read(offsets)
 
+    def peer_lost(self, address: str) -> None:
+        """What is under way from there is not to be trusted: nobody waits for more of it, and the load fails."""
+        for function in list(self._functions.values()):
+            if function.arrival is not None and function.arrival.source == address:
+                function.arrival.fail("the executor that it was copied from is gone")
+
+    def on_copy_lane(self, work: Callable[[], None]) -> None:
+        """Have something done between the copies."""
+        self._copy_lane(work)
+
     def finish(self) -> None:
         """Do everything that was asked for, then give the device back."""
         self._computing.finish()
@@ -204,7 +217,8 @@ class Desk:
             return
         started = time.monotonic_ns()
         try:
-            build_ns = function.runner.load(asked.extents, arrival, meanwhile=self._sweep)
+            route = route_of(asked, self._terms.host_address)
+            build_ns = function.runner.load(asked.extents, arrival, self._sweep, route)
         except (Exception, SystemExit) as fault:
             message = self._said(fault)
             # Let go of those that wait, so that one which has begun ends and answers; then take the memory away.
@@ -216,6 +230,8 @@ class Desk:
             self._end_load(function, arrival, message, failed)
             return
         load_ns = time.monotonic_ns() - started - build_ns
+        if self._terms.peers:
+            self._send(ImageHeld(command.function, function.runner.held))
         self._send(LoadFinished(self._executor, command.command, command.function, load_ns, build_ns))
 
     def _said(self, fault: BaseException) -> str:

@@ -28,6 +28,7 @@ from dormouse.device.vmm import VmmDevice
 from dormouse.errors import DeviceError, DormouseError
 from dormouse.executor.compute import Compute, CpuCompute, CudaCompute
 from dormouse.executor.desk import Desk, Terms
+from dormouse.executor.peers import Peers
 from dormouse.executor.replies import Replies
 from dormouse.model.loaded import one_line
 from dormouse.slab import Slab
@@ -61,12 +62,14 @@ def main() -> None:
     try:
         device, compute, description = opened(start)
         desk = _desk(start, device, compute, send)
+        peers = Peers(device, send, desk.on_copy_lane) if start.peers else None
     except (DormouseError, OSError, RuntimeError, ImportError, MemoryError) as fault:
         message = fault.message if isinstance(fault, DormouseError) else one_line(fault)
         send(wire.ExecutorUnusable(f"{start.device}: {message}"))
         sys.exit(UNUSABLE)
-    send(wire.ExecutorReady(device.id, device.capacity_bytes, device.chunk_bytes, os.getpid(), description))
-    obey(connection, desk)
+    address = peers.address if peers else ""
+    send(wire.ExecutorReady(device.id, device.capacity_bytes, device.chunk_bytes, os.getpid(), description, address))
+    obey(connection, desk, peers)
 
 
 def opened(start: wire.StartExecutor) -> tuple[Device, Compute, str]:
@@ -95,7 +98,7 @@ def opened(start: wire.StartExecutor) -> tuple[Device, Compute, str]:
     return gpu, compute, f"{gpu.description}, torch {torch.__version__}"
 
 
-def obey(connection: socket.socket, desk: Desk) -> None:
+def obey(connection: socket.socket, desk: Desk, peers: Peers | None) -> None:
     """Hand every message to the desk, until the control side asks to end or is gone."""
     unread = bytearray()
     while data := connection.recv(_READ_BYTES):
@@ -105,8 +108,20 @@ def obey(connection: socket.socket, desk: Desk) -> None:
             if isinstance(message, wire.Shutdown):
                 desk.finish()
                 return
-            _hand_over(message, desk)
+            if isinstance(message, wire.Introduce | wire.PeerLost):
+                _make_known(message, desk, peers)
+            else:
+                _hand_over(message, desk)
     os._exit(0)  # nobody is left who could want anything; lanes may be in the middle of work
+
+
+def _make_known(message: wire.Introduce | wire.PeerLost, desk: Desk, peers: Peers | None) -> None:
+    assert peers is not None, "an executor that is alone was told of another"
+    if isinstance(message, wire.Introduce):
+        peers.introduce(message)
+    else:
+        desk.peer_lost(message.address)
+        peers.lost(message.address)
 
 
 def _hand_over(message: wire.ToExecutor, desk: Desk) -> None:
@@ -137,6 +152,7 @@ def _desk(
         group_bytes=start.group_bytes,
         allow_code=tuple(Path(directory) for directory in start.allow_code),
         poison=start.poison,
+        peers=start.peers,
     )
     requests = Slab.attach(start.request_slab_fd, start.request_slab_bytes)
     replies = Replies(Slab.attach(start.reply_slab_fd, start.reply_slab_bytes, owner=True))

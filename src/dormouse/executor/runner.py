@@ -35,6 +35,7 @@ from dormouse.executor.arrival import Arrival, ImageNotArrived
 from dormouse.executor.compute import Compute, moved
 from dormouse.executor.copying import Piece, pieces_of
 from dormouse.executor.graphs import Graph, Graphs, Interrupted, NotCaptured
+from dormouse.executor.routes import FromHost, Route, held_by
 from dormouse.executor.shapes import Sample, Shapes, shape_of
 from dormouse.model import skeleton
 from dormouse.model.access import Watch
@@ -80,9 +81,16 @@ class Runner:
         self._groups: list[list[Piece]] = []
         """Of the image as it lies in ``_extents``."""
 
-    def load(self, extents: tuple[Extent, ...], arrival: Arrival, meanwhile: Callable[[], None] | None = None) -> Ns:
+    def load(
+        self,
+        extents: tuple[Extent, ...],
+        arrival: Arrival,
+        meanwhile: Callable[[], None] | None = None,
+        route: Route | None = None,
+    ) -> Ns:
         """Bring the image in; the time spent on building, which is 0 after the first load. ``meanwhile`` is called
-        when all copies are queued, to do what can be done beside them.
+        when all copies are queued, to do what can be done beside them. ``extents`` are its place in host memory, where
+        it comes from unless ``route`` says otherwise.
 
         Raises DeviceError or RefusedSource; then call ``discard``.
         """
@@ -92,10 +100,12 @@ class Runner:
         build_ns = time.monotonic_ns() - started if fresh else 0
         if extents != self._extents:
             self._extents = extents
-            self._groups = list(pieces_of(extents, built.index.image_bytes, self._group_bytes))
+            self._groups = self._cut(extents, built) if extents else []
+        route = route or FromHost(self._host_address, extents)
+        groups = self._groups if route.extents == extents else self._cut(route.extents, built)
         built.guard.passed = -1
         self._current = arrival
-        self._copy_in(built, arrival)
+        self._copy_in(built, arrival, groups, route)
         if meanwhile is not None:
             meanwhile()
         arrival.settle()
@@ -281,13 +291,21 @@ class Runner:
             raise
         return self._built
 
-    def _copy_in(self, built: "_Built", arrival: Arrival) -> None:
+    def _cut(self, extents: tuple[Extent, ...], built: "_Built") -> list[list[Piece]]:
+        return list(pieces_of(extents, built.index.image_bytes, self._group_bytes))
+
+    @property
+    def held(self) -> tuple[Extent, ...]:
+        """Where the image lies in the device's pool."""
+        return () if self._built is None else held_by(self._built.region, self._device.chunk_bytes)
+
+    def _copy_in(self, built: "_Built", arrival: Arrival, groups: list[list[Piece]], route: Route) -> None:
         region, total, chunk = built.region, built.index.image_bytes, self._device.chunk_bytes
         if self._poison:
             self._device.map(region, total)
             self._device.fill(region, POISON)
         mapped, step = len(region.chunks) * chunk, chunk
-        for group, event in zip(self._groups, built.events, strict=True):
+        for number, (group, event) in enumerate(zip(groups, built.events, strict=True)):
             end = group[-1].offset + group[-1].size_bytes
             if end > mapped:
                 # Growing steps: the first copies start after one chunk, and few calls are made for a large image.
@@ -295,8 +313,7 @@ class Runner:
                 step *= 2
                 self._device.map(region, mapped)
             for piece in group:
-                address = self._host_address + piece.host_offset
-                self._device.copy_in(region, piece.offset, address, piece.size_bytes)
+                route.queue(self._device, region, number, piece)
             arrival.announce(self._device.fence(event))
             if arrival.announced == HEAD_START_GROUPS:
                 arrival.begin()
