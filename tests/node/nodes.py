@@ -14,6 +14,7 @@ import torch
 
 from dormouse.config import MIB, Config
 from dormouse.control.node import Node
+from dormouse.core.messages import Event
 from dormouse.functions import Manifest, SloManifest
 from dormouse.submit import Chunk, Inference
 from dormouse.tensors import Tensor
@@ -22,6 +23,7 @@ from tests.node.zoo import zoo
 ZOO = Path(zoo.__file__).parent
 
 R = TypeVar("R")
+Told = TypeVar("Told")
 
 
 def run(work: Coroutine[Any, Any, R], limit_s: float = 90) -> R:
@@ -151,3 +153,24 @@ def pid_of(node: Node) -> int:
 
 def row_of(node: Node, name: str) -> dict[str, Any]:
     return next(row for row in node.functions() if row["name"] == name)
+
+
+class Events:
+    """What the core is told, from now on."""
+
+    def __init__(self, node: Node) -> None:
+        self._told: asyncio.Queue[Event] = asyncio.Queue()
+        handle = node._controller._handle
+
+        def watched(event: Event, outputs: tuple[Tensor, ...]) -> None:
+            handle(event, outputs)
+            self._told.put_nowait(event)
+
+        node._controller._handle = watched  # type: ignore[method-assign]
+
+    async def until(self, kind: type[Told]) -> Told:
+        """The next event of a kind, when it has been handled."""
+        while True:
+            event = await self._told.get()
+            if isinstance(event, kind):
+                return event

@@ -4,16 +4,16 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from dormouse.config import MIB, Config
 from dormouse.control.node import Node
-from dormouse.core.messages import Event, ExecutorLost, LoadFinished
+from dormouse.core.messages import ExecutorLost, LoadFinished
 from dormouse.errors import ConfigurationFault
-from dormouse.tensors import Tensor
 from tests.node.nodes import (
+    Events,
     Gate,
     answer,
     array_of,
@@ -31,7 +31,6 @@ from tests.node.nodes import (
 )
 from tests.node.zoo import zoo
 
-Told = TypeVar("Told")
 AT_ONCE_NS = 1
 """An SLO that is missed by waiting for anybody."""
 
@@ -39,27 +38,6 @@ AT_ONCE_NS = 1
 def two(state_dir: Path, **changes: Any) -> Config:
     """A node of two CPU devices."""
     return small(state_dir / "state", device="cpu:0,cpu:1", **changes)
-
-
-class Events:
-    """What the core is told, from now on."""
-
-    def __init__(self, node: Node) -> None:
-        self._told: asyncio.Queue[Event] = asyncio.Queue()
-        handle = node._controller._handle
-
-        def watched(event: Event, outputs: tuple[Tensor, ...]) -> None:
-            handle(event, outputs)
-            self._told.put_nowait(event)
-
-        node._controller._handle = watched  # type: ignore[method-assign]
-
-    async def until(self, kind: type[Told]) -> Told:
-        """The next event of a kind, when it has been handled."""
-        while True:
-            event = await self._told.get()
-            if isinstance(event, kind):
-                return event
 
 
 def pids(node: Node) -> dict[str, int]:

@@ -50,7 +50,7 @@ def _card_lines(card: CardMeasured) -> list[str]:
         f"  95 % of the best from pieces of {size(card.elbow_bytes)}",
         f"  to host memory: {_gb(card.to_host_bytes_per_s)} GB/s",
         *(
-            f"  chunks of {size(cost.chunk_bytes)}: {cost.map_ns / 1e3:.1f} us to map, {cost.unmap_ns / 1e3:.1f} to unmap"
+            f"  chunks of {size(cost.chunk_bytes)}: map {cost.map_ns / 1e3:.1f} us, unmap {cost.unmap_ns / 1e3:.1f} us"
             for cost in card.maps
         ),
     ]
