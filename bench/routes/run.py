@@ -14,6 +14,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +29,7 @@ from dormouse.core.types import Bytes, round_up
 from dormouse.device.base import Device
 from dormouse.device.cpu import CpuDevice
 from dormouse.device.driver import Driver
+from dormouse.device.measuring import map_cost
 from dormouse.device.vmm import VmmDevice
 from dormouse.executor.arrival import Arrival
 from dormouse.executor.compute import Compute, CpuCompute, CudaCompute
@@ -70,6 +72,8 @@ class ModelRow:
     copy_one_link_ms: float
     copy_two_links_ms: float | None
     copy_peer_ms: float
+    both_at_once_ms: float
+    """Half of the image to each device at the same time, over its own link: what two links can do at best."""
     swap_run_one_link_ms: float
     swap_run_two_links_ms: float | None
     swap_run_peer_ms: float
@@ -80,7 +84,13 @@ class ModelRow:
 def opened(kind: str, index: int, pool_bytes: Bytes) -> Device:
     if kind == "cpu":
         return CpuDevice(round_up(pool_bytes, 2 * MIB), 2 * MIB, index=index)
-    return VmmDevice(index, round_up(pool_bytes, 32 * MIB), 32 * MIB)
+    return VmmDevice(index, round_up(pool_bytes, 32 * MIB), 32 * MIB, maps_ahead=maps_ahead(index))
+
+
+@cache
+def maps_ahead(index: int) -> bool:
+    """As a calibration finds it."""
+    return map_cost(Driver(), index).is_slow_beside_copies
 
 
 def compute_on(kind: str, index: int) -> Compute:
@@ -103,6 +113,9 @@ def copied_ms(device: Device, size_bytes: Bytes, route: Route, group_bytes: Byte
         device.map(region, size_bytes)
         done = region.reserved_bytes
     with clock() as elapsed:
+        if device.maps_ahead and not mapped:
+            device.map(region, size_bytes)
+            done = region.reserved_bytes
         for number, group in enumerate(groups):
             end = group[-1].offset + group[-1].size_bytes
             if end > done:
@@ -175,8 +188,7 @@ def model_row(kind: str, shape: Shape, group_bytes: Bytes, repeats: int) -> Mode
         device, source = opened(kind, 0, size_bytes), opened(kind, 1, size_bytes)
         closing.callback(source.close)
         closing.callback(device.close)
-        for one in (device, source):
-            one.register_host(image.address, round_up(size_bytes, PAGE_BYTES))
+        device.register_host(image.address, round_up(size_bytes, PAGE_BYTES))  # for every context of this process
         introduce(device, source)
         holder = Runner(source, elsewhere, image.directory, image.address, group_bytes)
         holder.load(image.extents, Arrival())
@@ -191,6 +203,26 @@ def model_row(kind: str, shape: Shape, group_bytes: Bytes, repeats: int) -> Mode
         return measured(bench, routes, holder, source, repeats)
 
 
+def both_at_once_ms(bench: RoutedBench, holder: Runner, source: Device, group_bytes: Bytes) -> float:
+    """The second half goes over what the source holds of it: the same bytes."""
+    assert holder._built is not None
+    image, there = bench.image, holder._built.region
+    size_bytes = image.index.image_bytes
+    half = size_bytes // group_bytes // 2 * group_bytes
+    bench.clear()
+    here = bench.device.reserve(half)
+    bench.device.map(here, half)
+    with clock() as elapsed:
+        for offset in range(0, half, group_bytes):
+            bench.device.copy_in(here, offset, image.address + offset, group_bytes)
+            source.copy_in(there, half + offset, image.address + half + offset, group_bytes)
+        for device in (bench.device, source):
+            device.fence().synchronize()
+    bench.device.unmap(here)
+    bench.device.release(here)
+    return elapsed.ms * size_bytes / (2 * half)
+
+
 def measured(bench: RoutedBench, routes: dict[str, Route], holder: Runner, source: Device, repeats: int) -> ModelRow:
     size_bytes, group_bytes = bench.image.index.image_bytes, bench.runner._group_bytes
     checks = Checks(bench)
@@ -201,10 +233,11 @@ def measured(bench: RoutedBench, routes: dict[str, Route], holder: Runner, sourc
     resident: list[float] = []
     copies: dict[str, list[float]] = {name: [] for name in routes}
     swaps: dict[str, list[float]] = {name: [] for name in routes}
+    both: list[float] = []
     for _ in range(repeats + 1):  # in turns, so that a slow moment of the machine falls on all of them alike
         bench.route = None
         resident.append(bench.sequential_and_resident()[1])
-        bench.clear()
+        both.append(both_at_once_ms(bench, holder, source, group_bytes))
         for name, route in routes.items():
             copies[name].append(copied_ms(bench.device, size_bytes, route, group_bytes, mapped=True))
         for name, route in routes.items():
@@ -225,6 +258,7 @@ def measured(bench: RoutedBench, routes: dict[str, Route], holder: Runner, sourc
         copy_one_link_ms=copy_ms["one link"],
         copy_two_links_ms=copy_ms.get("two links"),
         copy_peer_ms=copy_ms["peer"],
+        both_at_once_ms=median(both[1:]),
         swap_run_one_link_ms=swap_ms["one link"],
         swap_run_two_links_ms=swap_ms.get("two links"),
         swap_run_peer_ms=swap_ms["peer"],
@@ -284,6 +318,7 @@ def print_peer_rows(rows: list[PeerRow]) -> None:
 
 def print_model_row(row: ModelRow) -> None:
     print(f"{row.model}, {row.bytes / 1e6:.0f} MB; resident {row.resident_ms:.2f} ms; correct: {row.correct}")
+    print(f"  half to each at once {row.bytes / row.both_at_once_ms / 1e6:.1f} GB/s")
     for route, copy_ms, swap_ms in (
         ("host, one link", row.copy_one_link_ms, row.swap_run_one_link_ms),
         ("host, two links", row.copy_two_links_ms, row.swap_run_two_links_ms),
@@ -310,6 +345,8 @@ def main() -> int:
     sys.setswitchinterval(0.0005)  # as an executor does
     group_bytes = round(asked.group_mib * MIB)
     found: dict[str, object] = setting(asked.device, group_bytes)
+    if asked.device == "cuda":
+        found["maps_ahead"] = maps_ahead(0)
     if asked.device == "cuda":
         found["detour_memory_bytes"] = detour_memory_bytes()
         print(f"a detour takes {found['detour_memory_bytes']} bytes of the neighbour's memory")

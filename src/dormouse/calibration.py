@@ -51,14 +51,15 @@ def calibrate(state_dir: Path, machine: Machine, command: tuple[str, ...] = COMM
     return measured
 
 
-def ensure(state_dir: Path, say: Callable[[str], None]) -> None:
+def ensure(
+    state_dir: Path, machine: Machine | None, say: Callable[[str], None], command: tuple[str, ...] = COMMAND
+) -> None:
     """At a start: measure if that has not been done on this machine. Says so; whatever goes wrong, defaults will do."""
-    machine = this_machine()
     if machine is None or stored(state_dir, machine) is not None:
         return
     say(f"measuring the links of {len(machine.cards)} GPU(s), once on this machine; --calibrate off skips it")
     try:
-        measured = calibrate(state_dir, machine)
+        measured = calibrate(state_dir, machine, command)
     except (DeviceError, ConfigurationFault) as fault:
         say(f"warning: links were not measured, so defaults are used: {fault.message}")
         return

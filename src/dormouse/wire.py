@@ -74,6 +74,8 @@ class StartExecutor(Struct, frozen=True, tag=True):
     """Injected faults (tests)."""
     graphs: str = "auto"
     """``auto``: capture CUDA graphs where that is possible; ``off``: never."""
+    maps_ahead: bool = False
+    """Mapping beside copies is slow on this device: map first, then copy."""
     peers: bool = False
     """There are others: listen for them, and say where images lie."""
 

@@ -55,6 +55,7 @@ class StandInCuda:
     CU_MEMHOSTREGISTER_PORTABLE = 1
 
     def __init__(self) -> None:
+        self.devices = 2
         self.contexts = 0
         self.memory: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self.references: dict[int, int] = {}
@@ -112,7 +113,7 @@ class StandInCuda:
         return (Status.CUDA_SUCCESS, ordinal) if ordinal in (0, 1) else (Status.CUDA_ERROR_INVALID_VALUE, None)
 
     def _device_get_count(self) -> Answer:
-        return Status.CUDA_SUCCESS, 2
+        return Status.CUDA_SUCCESS, self.devices
 
     def _device_get_p_c_i_bus_id(self, length: int, device: int) -> Answer:
         return Status.CUDA_SUCCESS, f"0000:0{device}:00.0".encode().ljust(length, b"\0")

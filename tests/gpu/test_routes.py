@@ -69,9 +69,8 @@ class Pair:
         index = import_model(source, folder / "image", [ZOO])
         self.extents = self.arena.read(folder / "image", index)
         self.devices = [VmmDevice(0, 64 * MIB, CHUNK, faults=faults), VmmDevice(1, 64 * MIB, CHUNK)]
-        for device in self.devices:
-            device.register_host(self.arena.address, 64 * PAGE_BYTES)
         here, there = self.devices
+        here.register_host(self.arena.address, 64 * PAGE_BYTES)  # for every context of this process
         here.adopt("peer", there.part_bytes, there.capacity_bytes // there.part_bytes, there.share())
         self.runners = [
             Runner(

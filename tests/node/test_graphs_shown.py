@@ -8,6 +8,7 @@ from dormouse.config import Config
 from dormouse.control.catalog import Deployed
 from dormouse.control.inventory import function_row
 from dormouse.control.processes import ExecutorProcesses
+from dormouse.control.topology import Links
 from dormouse.core.messages import Event, Forget
 from dormouse.core.types import CommandId, ExecutorId, FunctionId, Topology
 from dormouse.functions import Manifest
@@ -30,7 +31,7 @@ def grown(offset: int, size_bytes: int) -> None:
 def test_a_function_says_where_graphs_of_it_are_and_why_there_are_no_more(tmp_path: Path) -> None:
     async def scenario() -> list[dict[str, wire.GraphsHeld]]:
         slab = Slab.create(4096, owner=True)
-        executors = ExecutorProcesses(Config(tmp_path), slab, Topology(), 1)
+        executors = ExecutorProcesses(Config(tmp_path), slab, Links(Topology(), 1))
         executors._add("cpu", Arena(2 * 1024 * 1024, grown), nothing)
         process = executors._processes[EXECUTOR]
         seen = [executors.graphs_of(FUNCTION)]

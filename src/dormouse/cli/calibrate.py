@@ -9,7 +9,7 @@ import typer
 from dormouse.calibration import calibrate, this_machine
 from dormouse.cli.start import HOME
 from dormouse.cli.tables import size
-from dormouse.device.measuring import CardMeasured, Measured, PairMeasured, Rate
+from dormouse.device.measuring import CardMeasured, MapCost, Measured, PairMeasured, Rate
 
 NO_CARD = "no NVIDIA GPU was found: nothing to measure, the CPU device goes by what is assumed"
 
@@ -49,11 +49,14 @@ def _card_lines(card: CardMeasured) -> list[str]:
         f"  from host memory, GB/s by piece: {_rates(card.from_host)}",
         f"  95 % of the best from pieces of {size(card.elbow_bytes)}",
         f"  to host memory: {_gb(card.to_host_bytes_per_s)} GB/s",
-        *(
-            f"  chunks of {size(cost.chunk_bytes)}: map {cost.map_ns / 1e3:.1f} us, unmap {cost.unmap_ns / 1e3:.1f} us"
-            for cost in card.maps
-        ),
+        *(f"  chunks of {size(cost.chunk_bytes)}: {_map_line(cost)}" for cost in card.maps),
+        f"  so loads map {'before they copy' if card.maps_ahead else 'beside their copies'}",
     ]
+
+
+def _map_line(cost: MapCost) -> str:
+    map_us, beside_us, unmap_us = (ns / 1e3 for ns in (cost.map_ns, cost.beside_copies_ns, cost.unmap_ns))
+    return f"map {map_us:.0f} us, beside copies {beside_us:.0f} us, unmap {unmap_us:.0f} us"
 
 
 def _pair_lines(pair: PairMeasured) -> list[str]:

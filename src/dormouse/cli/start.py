@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dormouse.calibration import ensure
+from dormouse.calibration import ensure, this_machine
 from dormouse.config import configure, save
 from dormouse.serving import run, serve
 
@@ -65,7 +65,7 @@ def serve_command(
         typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions", err=True)
 
     if settings.calibrate == "auto" and not settings.device.startswith("cpu"):
-        ensure(settings.state_dir, typer.echo)
+        ensure(settings.state_dir, this_machine(), typer.echo)
 
     def announce(address: str) -> None:
         save(settings)  # now that they have proved of use, and no other server has the state directory

@@ -25,7 +25,7 @@ from dormouse.control.inventory import function_row, host_row, index_entry
 from dormouse.control.journal import JournalWriter
 from dormouse.control.payloads import Payloads
 from dormouse.control.processes import ExecutorProcesses
-from dormouse.control.topology import group_bytes_of, topology_of
+from dormouse.control.topology import links_of
 from dormouse.core.messages import (
     FunctionDeployed,
     LoadRequested,
@@ -52,15 +52,16 @@ class Node:
 
     def __init__(self, config: Config, catalog: Catalog) -> None:
         self._devices = devices_of(config.device)
-        measured = _measured(config, self._devices)
-        topology = topology_of(config, self._devices, measured)
+        links = links_of(config, self._devices, _measured(config, self._devices))
         self._config = config
         self._catalog = catalog
         self._images = config.state_dir / "images"
         self._payloads = Payloads(config.request_slab_bytes)
-        self._executors = ExecutorProcesses(config, self._payloads.slab, topology, group_bytes_of(config, measured))
+        self._executors = ExecutorProcesses(config, self._payloads.slab, links)
         self._store = HostStore(config.host_bytes, self._executors.arena_grown)
-        settings = Settings(host_capacity_bytes=config.host_bytes, queue_length=config.queue_length, topology=topology)
+        settings = Settings(
+            host_capacity_bytes=config.host_bytes, queue_length=config.queue_length, topology=links.topology
+        )
         self._controller = Controller(
             settings,
             executors=self._executors,

@@ -9,8 +9,9 @@ from pathlib import Path
 from dormouse import wire
 from dormouse.config import Config
 from dormouse.control.introductions import Introductions
+from dormouse.control.topology import Links
 from dormouse.core.messages import Event, ExecutorJoined, ExecutorLost, Forget
-from dormouse.core.types import Bytes, DeviceId, ExecutorId, FunctionId, Topology
+from dormouse.core.types import DeviceId, ExecutorId, FunctionId
 from dormouse.executor.supervisor import Supervisor
 from dormouse.slab import Slab
 from dormouse.store.arena import Arena
@@ -86,18 +87,17 @@ class _Process:
 class ExecutorProcesses:
     """Every executor of this node."""
 
-    def __init__(self, config: Config, request_slab: Slab, topology: Topology, group_bytes: Bytes) -> None:
+    def __init__(self, config: Config, request_slab: Slab, links: Links) -> None:
         self._config = config
         self._request_slab = request_slab
-        self._topology = topology
-        self._group_bytes = group_bytes
+        self._links = links
         self._introductions: Introductions | None = None
         self._processes: dict[ExecutorId, _Process] = {}
 
     async def start(self, devices: list[str], arena: Arena, post: Post) -> list[str]:
         """Start one process a device and wait until each has joined or cannot be had; answers why not, a line each."""
         if len(devices) > 1 and self._config.routes != "host":
-            self._introductions = Introductions(self._topology, self.send, detours=self._config.routes == "auto")
+            self._introductions = Introductions(self._links.topology, self.send, detours=self._config.routes == "auto")
         for device in devices:
             self._add(device, arena, post)
         for process in self._processes.values():
@@ -119,7 +119,7 @@ class ExecutorProcesses:
             device=device,
             device_bytes=config.device_bytes,
             chunk_bytes=config.chunk_bytes,
-            group_bytes=self._group_bytes,
+            group_bytes=self._links.group_bytes,
             link_bytes_per_s=config.link_bytes_per_s,
             arena_fd=arena.fd,
             arena_bytes=arena.size_bytes,
@@ -132,6 +132,7 @@ class ExecutorProcesses:
             allow_code=tuple(str(directory) for directory in config.allow_code),
             poison=config.poison,
             faults=config.faults,
+            maps_ahead=device in self._links.maps_ahead,
             peers=self._introductions is not None,
         )
         process.supervisor = Supervisor(start, process, self._log_file(name))

@@ -1,5 +1,7 @@
 """What the core is told of links, and how executors cut images: by what was measured of this machine, or assumed."""
 
+from dataclasses import dataclass
+
 import msgspec
 
 from dormouse.config import MIB, Config
@@ -12,8 +14,24 @@ GROUP_BYTES: Bytes = 8 * MIB
 LARGEST_GROUP_BYTES: Bytes = 32 * MIB
 
 
-def topology_of(config: Config, devices: list[str], measured: Measured | None) -> Topology:
-    """Rates by device and pair."""
+@dataclass(frozen=True)
+class Links:
+    """What is known or assumed, for all who go by it."""
+
+    topology: Topology
+    group_bytes: Bytes
+    """The smallest copy of an image."""
+    maps_ahead: frozenset[str] = frozenset()
+    """Devices that map a load before they copy it."""
+
+
+def links_of(config: Config, devices: list[str], measured: Measured | None) -> Links:
+    """``measured``: None if nothing was, or nothing shall be made of it."""
+    ahead = frozenset(card.device for card in measured.cards if card.maps_ahead) if measured else frozenset()
+    return Links(_topology_of(config, devices, measured), _group_bytes_of(config, measured), ahead)
+
+
+def _topology_of(config: Config, devices: list[str], measured: Measured | None) -> Topology:
     if any(device.startswith("cpu") for device in devices):
         rate = config.link_bytes_per_s or MEMORY_BYTES_PER_S
         links = tuple(Link(DeviceId(device), rate) for device in devices)
@@ -36,9 +54,8 @@ def _pair(pair: PairMeasured, own_bytes_per_s: int) -> Pair:
     )
 
 
-def group_bytes_of(config: Config, measured: Measured | None) -> Bytes:
-    """The smallest copy of an image: twice the size at which a link comes to its full rate, which leaves room for what
-    else a group costs."""
+def _group_bytes_of(config: Config, measured: Measured | None) -> Bytes:
+    """Twice the size at which a link comes to its full rate, which leaves room for what else a group costs."""
     if config.group_bytes is not None:
         return config.group_bytes
     if measured is None or not measured.cards:

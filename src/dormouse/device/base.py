@@ -57,6 +57,10 @@ class Device(Protocol):
     def free_bytes(self) -> Bytes:
         """What the pool can still map."""
 
+    @property
+    def maps_ahead(self) -> bool:
+        """Whether a load should be mapped whole before its first copy, because mapping beside copies is slow here."""
+
     def unaccounted_bytes(self) -> Bytes:
         """The driver's view less the pool's: what is really mapped, minus what the pool believes is. 0 when sound."""
 

@@ -74,6 +74,10 @@ class CpuDevice:
     def free_bytes(self) -> Bytes:
         return self._pool.free_bytes
 
+    @property
+    def maps_ahead(self) -> bool:
+        return False
+
     def unaccounted_bytes(self) -> Bytes:
         """The kernel's list of mappings of the pool, less what the pool gave out."""
         return pages.mapped_bytes(self._fd) - self._pool.used_bytes

@@ -16,7 +16,7 @@ from dormouse.core.types import Bytes, round_up
 from dormouse.device.driver import Driver
 
 SLOTS = 4
-SLOT_BYTES: Bytes = 16 * 1024 * 1024
+SLOT_BYTES: Bytes = 8 * 1024 * 1024
 
 
 class Detour:

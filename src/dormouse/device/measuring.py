@@ -8,7 +8,7 @@ import ctypes
 import mmap
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
 
@@ -17,7 +17,7 @@ from msgspec import Struct, json
 from dormouse.core.types import Bytes, Ns
 from dormouse.device.base import Region
 from dormouse.device.driver import Driver
-from dormouse.device.vmm import VmmDevice
+from dormouse.device.vmm import CHUNK_BYTES, VmmDevice
 from dormouse.errors import DeviceError
 
 MIB: Bytes = 1024 * 1024
@@ -25,9 +25,13 @@ POOL_BYTES: Bytes = 256 * MIB
 COPY_SIZES: tuple[Bytes, ...] = tuple(size * 1024 for size in (64, 256, 1024, 2048, 4096, 8192, 16384, 65536, 262144))
 PEER_SIZES: tuple[Bytes, ...] = tuple(size * MIB for size in (2, 8, 16, 64, 256))
 CHUNK_SIZES: tuple[Bytes, ...] = tuple(size * MIB for size in (2, 8, 32, 128))
-DETOUR_PIECE_BYTES: Bytes = 8 * MIB
+PIECE_BYTES: Bytes = 8 * MIB
+MOST_COPIES = 64
+"""At a time, of the smallest sizes."""
 REPEATS = 5
 ELBOW_PERCENT = 95
+SLOW_BESIDE_COPIES = 3
+"""So many times as long as on an idle device."""
 _BILLION = 1_000_000_000
 
 
@@ -49,6 +53,12 @@ class MapCost(Struct, frozen=True):
     chunk_bytes: Bytes
     map_ns: Ns
     unmap_ns: Ns
+    beside_copies_ns: Ns
+    """To map it while an image is being copied in: on some machines that waits for the copies."""
+
+    @property
+    def is_slow_beside_copies(self) -> bool:
+        return self.beside_copies_ns > SLOW_BESIDE_COPIES * self.map_ns
 
 
 class CardMeasured(Struct, frozen=True):
@@ -58,6 +68,11 @@ class CardMeasured(Struct, frozen=True):
     """The smallest piece that comes at 95 % of the best rate."""
     to_host_bytes_per_s: int
     maps: tuple[MapCost, ...]
+
+    @property
+    def maps_ahead(self) -> bool:
+        """Whether loads had better be mapped before their first copy."""
+        return any(cost.is_slow_beside_copies for cost in self.maps if cost.chunk_bytes == CHUNK_BYTES)
 
     @property
     def best_bytes_per_s(self) -> int:
@@ -92,13 +107,14 @@ def machine_of(driver: Driver) -> Machine:
     return Machine(tuple(f"{driver.description(card)}, {driver.address_on_bus(card)}" for card in cards))
 
 
-def measure(driver: Driver) -> Measured:
-    """Everything about every card. Raises DeviceError if one cannot be used."""
+def measure(driver: Driver, pool_bytes: Bytes = POOL_BYTES) -> Measured:
+    """Everything about every card, with so much memory on each. Raises DeviceError if one cannot be used."""
     began = time.monotonic_ns()
     count = driver.device_count()
+    chunks = [size for size in CHUNK_SIZES if size <= pool_bytes]
     with ExitStack() as closing:
-        maps = [tuple(_map_cost(driver, card, chunk) for chunk in CHUNK_SIZES) for card in range(count)]
-        stands = [_Stand(driver, card, closing) for card in range(count)]
+        maps = [tuple(map_cost(driver, card, pool_bytes, chunk) for chunk in chunks) for card in range(count)]
+        stands = [_Stand(driver, card, pool_bytes, closing) for card in range(count)]
         cards = tuple(_card(stand, costs) for stand, costs in zip(stands, maps, strict=True))
         notes: list[str] = []
         if count == 1:
@@ -110,15 +126,18 @@ def measure(driver: Driver) -> Measured:
 class _Stand:
     """A device with a small pool all of which is mapped, and host memory that it may copy from."""
 
-    def __init__(self, driver: Driver, card: int, closing: ExitStack) -> None:
-        self.device = VmmDevice(card, POOL_BYTES, driver=driver)
+    def __init__(
+        self, driver: Driver, card: int, pool_bytes: Bytes, closing: ExitStack, chunk_bytes: Bytes = CHUNK_BYTES
+    ) -> None:
+        self.pool_bytes = pool_bytes
+        self.device = VmmDevice(card, pool_bytes, min(chunk_bytes, pool_bytes), driver=driver)
         closing.callback(self.device.close)
-        self.region: Region = self.device.reserve(POOL_BYTES)
-        self.device.map(self.region, POOL_BYTES)
-        memory = mmap.mmap(-1, POOL_BYTES)
+        self.region: Region = self.device.reserve(pool_bytes)
+        self.device.map(self.region, pool_bytes)
+        memory = mmap.mmap(-1, pool_bytes)
         self.host = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._memory = memory
-        self.device.register_host(self.host, POOL_BYTES)
+        self.device.register_host(self.host, pool_bytes)
 
     def from_host(self, offset: Bytes, size_bytes: Bytes, detour: str | None = None) -> None:
         self.device.copy_in(self.region, offset, self.host + offset, size_bytes, detour)
@@ -126,9 +145,12 @@ class _Stand:
     def to_host(self, offset: Bytes, size_bytes: Bytes) -> None:
         self.device.copy_out(self.region, offset, self.host + offset, size_bytes)
 
+    def rates(self, sizes: tuple[Bytes, ...], copy: Callable[[Bytes, Bytes], None]) -> tuple[Rate, ...]:
+        return tuple(Rate(size, self.rate(size, copy)) for size in sizes if size <= self.pool_bytes)
+
     def rate(self, size_bytes: Bytes, copy: Callable[[Bytes, Bytes], None]) -> int:
         """Bytes a second of copies of that size, queued one behind another."""
-        offsets = list(_offsets(size_bytes))[:64]
+        offsets = range(0, self.pool_bytes - size_bytes + 1, size_bytes)[:MOST_COPIES]
 
         def once() -> None:
             for offset in offsets:
@@ -137,10 +159,6 @@ class _Stand:
             fence.synchronize()
 
         return len(offsets) * size_bytes * _BILLION // _median_ns(once)
-
-
-def _offsets(size_bytes: Bytes) -> Iterator[Bytes]:
-    yield from range(0, POOL_BYTES - size_bytes + 1, size_bytes)
 
 
 def _median_ns(work: Callable[[], None]) -> Ns:
@@ -154,28 +172,37 @@ def _median_ns(work: Callable[[], None]) -> Ns:
 
 
 def _card(stand: _Stand, maps: tuple[MapCost, ...]) -> CardMeasured:
-    rates = tuple(Rate(size, stand.rate(size, stand.from_host)) for size in COPY_SIZES)
+    rates = stand.rates(COPY_SIZES, stand.from_host)
     best = max(rate.bytes_per_s for rate in rates)
     elbow = next(rate.size_bytes for rate in rates if rate.bytes_per_s * 100 >= best * ELBOW_PERCENT)
-    return CardMeasured(stand.device.id, rates, elbow, stand.rate(COPY_SIZES[-1], stand.to_host), maps)
+    return CardMeasured(stand.device.id, rates, elbow, stand.rate(stand.pool_bytes, stand.to_host), maps)
 
 
-def _map_cost(driver: Driver, card: int, chunk_bytes: Bytes) -> MapCost:
-    device = VmmDevice(card, POOL_BYTES, chunk_bytes, driver=driver)
-    try:
-        region = device.reserve(POOL_BYTES)
-        mapped, unmapped = [], []
-        for _ in range(REPEATS + 1):
+def map_cost(driver: Driver, card: int, pool_bytes: Bytes = POOL_BYTES, chunk_bytes: Bytes = CHUNK_BYTES) -> MapCost:
+    """What mapping costs on an idle device and beside copies."""
+    with ExitStack() as closing:
+        stand = _Stand(driver, card, pool_bytes, closing, chunk_bytes)
+        device, half = stand.device, stand.pool_bytes // chunk_bytes // 2 * chunk_bytes
+        other = device.reserve(max(half, chunk_bytes))
+        took: dict[str, list[Ns]] = {"map": [], "beside": [], "unmap": []}
+
+        def timed(name: str, work: Callable[[], None]) -> None:
             began = time.monotonic_ns()
-            device.map(region, POOL_BYTES)
-            between = time.monotonic_ns()
-            device.unmap(region)
-            mapped.append(between - began)
-            unmapped.append(time.monotonic_ns() - between)
-        chunks = POOL_BYTES // chunk_bytes
-        return MapCost(chunk_bytes, round(median(mapped[1:]) / chunks), round(median(unmapped[1:]) / chunks))
-    finally:
-        device.close()
+            work()
+            took[name].append((time.monotonic_ns() - began) * chunk_bytes // other.reserved_bytes)
+
+        for _ in range(REPEATS + 1):
+            device.unmap(stand.region)
+            timed("map", lambda: device.map(other, other.reserved_bytes))
+            timed("unmap", lambda: device.unmap(other))
+            device.map(stand.region, half)
+            for offset in range(0, half - PIECE_BYTES + 1, PIECE_BYTES):
+                stand.from_host(offset, PIECE_BYTES)
+            timed("beside", lambda: device.map(other, other.reserved_bytes))
+            device.fence().synchronize()
+            device.unmap(other)
+        costs = {name: round(median(values[1:])) for name, values in took.items()}
+        return MapCost(chunk_bytes, costs["map"], costs["unmap"], costs["beside"])
 
 
 def _pair(driver: Driver, source: _Stand, stand: _Stand, notes: list[str]) -> PairMeasured:
@@ -194,22 +221,23 @@ def _pair(driver: Driver, source: _Stand, stand: _Stand, notes: list[str]) -> Pa
 def _both_links(one: _Stand, other: _Stand) -> int:
     def once() -> None:
         for stand in (one, other):
-            stand.from_host(0, POOL_BYTES)
+            stand.from_host(0, stand.pool_bytes)
         for stand in (one, other):
             stand.device.fence().synchronize()
 
-    return 2 * POOL_BYTES * _BILLION // _median_ns(once)
+    return 2 * one.pool_bytes * _BILLION // _median_ns(once)
 
 
 def _peer_rates(source: _Stand, stand: _Stand) -> tuple[Rate, ...]:
     peer, device = source.device.id, stand.device
-    device.adopt(peer, source.device.part_bytes, POOL_BYTES // source.device.part_bytes, source.device.share())
+    part_bytes = source.device.part_bytes
+    device.adopt(peer, part_bytes, source.pool_bytes // part_bytes, source.device.share())
     try:
 
         def copy(offset: Bytes, size_bytes: Bytes) -> None:
             device.copy_peer(stand.region, offset, peer, offset, size_bytes)
 
-        return tuple(Rate(size, stand.rate(size, copy)) for size in PEER_SIZES)
+        return stand.rates(PEER_SIZES, copy)
     finally:
         device.forsake(peer)
 
@@ -222,7 +250,7 @@ def _two_links(source: _Stand, stand: _Stand) -> int:
     def copy(offset: Bytes, size_bytes: Bytes) -> None:
         stand.from_host(offset, size_bytes, neighbour if offset // size_bytes % 2 else None)
 
-    return stand.rate(DETOUR_PIECE_BYTES, copy)
+    return stand.rate(PIECE_BYTES, copy)
 
 
 def main() -> int:

@@ -94,6 +94,10 @@ class SimulatedDevice:
     def free_bytes(self) -> Bytes:
         return self._pool.free_bytes
 
+    @property
+    def maps_ahead(self) -> bool:
+        return False
+
     def unaccounted_bytes(self) -> Bytes:
         """There is no driver to ask; the regions' chunks stand for what is mapped."""
         return sum(len(region.chunks) for region in self._regions) * self.chunk_bytes - self._pool.used_bytes

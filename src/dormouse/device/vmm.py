@@ -98,7 +98,8 @@ class StreamFence:
 
 
 class VmmDevice:
-    """One GPU. ``capacity_bytes`` is rounded down to chunks; None: 80 % of what is free now."""
+    """One GPU. ``capacity_bytes`` is rounded down to chunks; None: 80 % of what is free now. ``maps_ahead``: what was
+    found out about this machine, see the contract."""
 
     _made: ClassVar[int] = 0
     """Devices of this process so far: one in an executor."""
@@ -109,9 +110,11 @@ class VmmDevice:
         capacity_bytes: Bytes | None = None,
         chunk_bytes: Bytes = CHUNK_BYTES,
         *,
+        maps_ahead: bool = False,
         faults: Iterable[str] = (),
         driver: Driver | None = None,
     ) -> None:
+        self._maps_ahead = maps_ahead
         self._driver = driver or Driver()
         self._index = index
         self._faults = Faults(faults)
@@ -164,6 +167,10 @@ class VmmDevice:
     @property
     def free_bytes(self) -> Bytes:
         return self._pool.free_bytes
+
+    @property
+    def maps_ahead(self) -> bool:
+        return self._maps_ahead
 
     def unaccounted_bytes(self) -> Bytes:
         """What the driver maps in our regions, less what the pool gave out; see the top of this file."""

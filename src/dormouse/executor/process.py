@@ -94,7 +94,13 @@ def opened(start: wire.StartExecutor) -> tuple[Device, Compute, str]:
         raise DeviceError("open device", "NO_CUDA", f"torch {torch.__version__} sees no NVIDIA GPU")
     # Torch first: its context is part of what is used when the pool takes its share of what is free.
     compute = CudaCompute(int(index or 0), graphs=start.graphs == "auto")
-    gpu = VmmDevice(int(index or 0), start.device_bytes, start.chunk_bytes or CUDA_CHUNK_BYTES, faults=start.faults)
+    gpu = VmmDevice(
+        int(index or 0),
+        start.device_bytes,
+        start.chunk_bytes or CUDA_CHUNK_BYTES,
+        maps_ahead=start.maps_ahead,
+        faults=start.faults,
+    )
     return gpu, compute, f"{gpu.description}, torch {torch.__version__}"
 
 

@@ -304,6 +304,8 @@ class Runner:
         if self._poison:
             self._device.map(region, total)
             self._device.fill(region, POISON)
+        elif self._device.maps_ahead:
+            self._device.map(region, total)
         mapped, step = len(region.chunks) * chunk, chunk
         for number, (group, event) in enumerate(zip(groups, built.events, strict=True)):
             end = group[-1].offset + group[-1].size_bytes
