@@ -5,7 +5,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dormouse.control.journal import encode_commands
 from dormouse.core.messages import (
     Acknowledge,
     Cancel,
@@ -50,6 +49,7 @@ from dormouse.core.types import (
     Slo,
     round_up,
 )
+from dormouse.journal import encode_commands
 from tests.core import invariants
 from tests.core.device_model import DeviceModel
 

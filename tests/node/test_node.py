@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from dormouse.config import MIB
-from dormouse.control.journal import encode_commands, read_journal
 from dormouse.control.node import Node
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import Pin
@@ -21,6 +20,7 @@ from dormouse.errors import (
     UnknownFunction,
 )
 from dormouse.functions import LimitsManifest
+from dormouse.journal import encode_commands, read_journal
 from dormouse.submit import Inference
 from tests.node.nodes import (
     ZOO,
@@ -337,7 +337,8 @@ def test_a_journal_replays_to_the_same_commands_byte_for_byte(tmp_path: Path) ->
             await node.remove("f0")
 
     run(work())
-    settings, entries = read_journal(journal)
+    record = read_journal(journal)
+    settings, entries = record.settings, record.entries
     core, count = Scheduler(settings), 0
     for entry in entries:
         assert encode_commands(core.handle(entry.now, entry.event)) == encode_commands(entry.commands)

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from dormouse import __version__
 from dormouse.cli.client import DEFAULT_SERVER, Server
 from dormouse.cli.manifests import Changes, manifest_of
+from dormouse.cli.simulate import replay, simulate
 from dormouse.cli.start import serve_command
 from dormouse.cli.tables import eager_lines, functions_table, node_lines, size
 from dormouse.cli.tensors import described, parse_input, request_of, text_input
@@ -50,6 +51,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve_command)
+app.command()(simulate)
+app.command()(replay)
 
 
 def main() -> None:

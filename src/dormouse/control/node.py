@@ -21,7 +21,6 @@ from dormouse.control.controller import Controller
 from dormouse.control.devices import devices_of
 from dormouse.control.importer import Imported, import_source
 from dormouse.control.inventory import function_row, host_row, index_entry
-from dormouse.control.journal import JournalWriter
 from dormouse.control.payloads import Payloads
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.core.messages import (
@@ -36,6 +35,7 @@ from dormouse.core.state import Service
 from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
 from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept, UnknownFunction, error_for
 from dormouse.functions import Manifest, checked, function_id, limits_of, name_of, revision_of, slo_of
+from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference
 
