@@ -20,6 +20,7 @@ from dormouse.core.messages import (
     ExecutionFailed,
     ExecutionFinished,
     Forget,
+    ImageNearlyArrived,
     Load,
     LoadFailed,
     LoadFinished,
@@ -145,6 +146,7 @@ FromExecutor = (
     | ExecutorUnusable
     | GraphsHeld
     | ChunkReady
+    | ImageNearlyArrived
     | LoadFinished
     | LoadFailed
     | EvictionFinished
