@@ -21,6 +21,7 @@ from dormouse.core.messages import (
     ExecutionFailed,
     ExecutionFinished,
     Forget,
+    ImageNearlyArrived,
     Load,
     LoadFailed,
     LoadFinished,
@@ -147,6 +148,7 @@ FromExecutor = (
     | ExecutorUnusable
     | GraphsHeld
     | ChunkReady
+    | ImageNearlyArrived
     | LoadFinished
     | LoadFailed
     | EvictionFinished

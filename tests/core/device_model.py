@@ -15,11 +15,12 @@ from dormouse.core.messages import (
     ExecutionFinished,
     ExecutorCommand,
     Forget,
+    ImageNearlyArrived,
     Load,
     LoadFailed,
     LoadFinished,
 )
-from dormouse.core.types import Bytes, ExecutorId, FunctionId, Ns, Reason
+from dormouse.core.types import FOREVER_NS, Bytes, CommandId, ExecutorId, FunctionId, Ns, Reason
 
 
 @dataclass
@@ -30,6 +31,8 @@ class DeviceModel:
     copy_lane: deque[Load | Evict] = field(default_factory=deque)
     compute_lane: deque[Execute] = field(default_factory=deque)
     mapped: dict[FunctionId, Bytes] = field(default_factory=dict)
+    near: set[CommandId] = field(default_factory=set)
+    """Loads of which it has said that they have nearly arrived."""
 
     def obey(self, command: ExecutorCommand) -> None:
         match command:
@@ -37,6 +40,9 @@ class DeviceModel:
                 self.copy_lane.append(command)
                 self._begin()
             case Execute():
+                for load in self.copy_lane:
+                    if isinstance(load, Load) and load.function == command.function and load.lead_ns < FOREVER_NS:
+                        assert load.command in self.near, "executed before its image had nearly arrived"
                 assert not self.compute_lane, "one compute lane"
                 loads = {c.function for c in self.copy_lane if isinstance(c, Load)}
                 assert command.function in self.mapped or command.function in loads, "executed without a residency"
@@ -63,6 +69,14 @@ class DeviceModel:
         del self.mapped[command.function]
         self._begin()
         return EvictionFinished(self.id, command.command, command.function)
+
+    def approach(self) -> ImageNearlyArrived | None:
+        """The load at the head of the lane has nearly arrived; None if nobody wants to know."""
+        load = self.copy_lane[0]
+        if not isinstance(load, Load) or load.lead_ns >= FOREVER_NS or load.command in self.near:
+            return None
+        self.near.add(load.command)
+        return ImageNearlyArrived(self.id, load.command, load.function)
 
     def fail_load(self) -> list[ExecutionFailed | LoadFailed]:
         """A copy went wrong: first the execution that waits for it ends, then the load, rolled back."""

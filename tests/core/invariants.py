@@ -6,12 +6,13 @@ from dormouse.core.types import Pin
 
 HOLDS_CHUNKS = {
     ResidencyState.LOADING,
+    ResidencyState.ARRIVING,
     ResidencyState.STREAMING,
     ResidencyState.RESIDENT,
     ResidencyState.RUNNING,
     ResidencyState.BROKEN,
 }
-COPIES = {ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN}
+COPIES = {ResidencyState.LOADING, ResidencyState.ARRIVING, ResidencyState.STREAMING, ResidencyState.BROKEN}
 
 
 def check(state: State) -> None:
@@ -62,7 +63,7 @@ def check_waiting(state: State) -> None:
     for executor in state.executors.values():
         asked = {n: r.state for n, r in executor.recency.items() if state.functions[n].queue}
         assert {n for n, s in asked.items() if s is ResidencyState.RESIDENT} == set(executor.ready.keys)
-        assert {n for n, s in asked.items() if s is ResidencyState.LOADING} == set(executor.arriving.keys)
+        assert {n for n, s in asked.items() if s is ResidencyState.ARRIVING} == set(executor.arriving.keys)
 
 
 def check_executor(state: State, executor: Executor) -> None:

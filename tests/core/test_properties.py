@@ -182,11 +182,13 @@ class Histories(RuleBasedStateMachine):
         self.post(ExecutorLost(executor, "injected"))
 
     @precondition(lambda self: any(d.copy_lane for d in self.devices.values()))
-    @rule(data=st.data(), fails=st.integers(0, 3))
+    @rule(data=st.data(), fails=st.integers(0, 4))
     def copy(self, data: st.DataObject, fails: int) -> None:
         device = data.draw(st.sampled_from([d for d in self.devices.values() if d.copy_lane]))
         head = device.copy_lane[0]
-        if fails == 0 and isinstance(head, Load):
+        if fails >= 2 and (near := device.approach()) is not None:
+            self.post(near)
+        elif fails == 0 and isinstance(head, Load):
             for event in device.fail_load():
                 self.post(event)
         elif fails == 1 and isinstance(head, Load):
@@ -195,8 +197,12 @@ class Histories(RuleBasedStateMachine):
             self.post(device.finish_copy())
 
     @precondition(lambda self: any(d.compute_lane for d in self.devices.values()))
-    @rule(data=st.data(), ending=st.sampled_from(["finish", "finish", "finish", "fail", "chunk", "refuse"]))
-    def compute(self, data: st.DataObject, ending: str) -> None:
+    @rule(
+        data=st.data(),
+        ending=st.sampled_from(["finish", "finish", "finish", "fail", "chunk", "refuse"]),
+        device_ns=st.integers(1, 20),
+    )
+    def compute(self, data: st.DataObject, ending: str, device_ns: int) -> None:
         device = data.draw(st.sampled_from([d for d in self.devices.values() if d.compute_lane]))
         command = device.compute_lane[0]
         if ending == "fail" or not device.can_run(command):
@@ -207,7 +213,7 @@ class Histories(RuleBasedStateMachine):
             device.compute_lane.popleft()
             self.post(CommandRefused(device.id, command.command, Reason.TOO_LATE))
         else:
-            self.post(device.finish_execution())
+            self.post(device.finish_execution(device_ns))
 
     @precondition(lambda self: self.reads)
     @rule(fails=st.integers(0, 4))

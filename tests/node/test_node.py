@@ -1,6 +1,7 @@
 """A whole node, without HTTP: deploy, answer, swap, restart."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,31 @@ def test_a_request_tells_how_it_found_its_model(tmp_path: Path) -> None:
                 answers.append(await ask(node, "f", inputs(0)))
             assert {answer.path for answer in answers[:-1]} == {"build"}
             assert answers[-1].device_ns > 0
+
+    run(work())
+
+
+def test_a_resident_function_answers_while_another_is_on_its_way(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path, link_bytes_per_s=16 * MIB)) as node:
+            for name, mib in (("here", 1), ("long", 8), ("other", 8)):
+                await node.deploy(manifest(name, "stack", seed=mib, mib=mib))
+            for name in ("here", "long"):
+                while (await ask(node, name, inputs(0))).path != "resident":
+                    pass  # now it is known how long it computes
+            await ask(node, "other", inputs(0))
+            began = time.monotonic()
+            long = asyncio.create_task(ask(node, "long", inputs(1)))
+            await asyncio.sleep(0)
+            assert row_of(node, "long")["tier"] == "loading"
+            hit = await ask(node, "here", inputs(2))
+            hit_s = time.monotonic() - began
+            assert (hit.path, long.done()) == ("resident", False)
+            assert (await long).path == "host"
+            long_s = time.monotonic() - began
+            assert hit_s < long_s / 4
+            assert_close(array_of(hit.outputs[0]), expected(zoo.Stack(1, 1), inputs(2)))
+            assert_close(array_of(long.result().outputs[0]), expected(zoo.Stack(8, 8), inputs(1)))
 
     run(work())
 

@@ -15,15 +15,25 @@ from dormouse.core.messages import (
     ExecutorJoined,
     ExecutorLost,
     Forget,
+    ImageNearlyArrived,
     Load,
     LoadFailed,
     LoadFinished,
 )
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.requests import time_out
-from dormouse.core.state import EXECUTING, Executor, Function, Request, RequestState, ResidencyChange
+from dormouse.core.state import (
+    EXECUTING,
+    RESIDENT,
+    Executor,
+    Function,
+    Request,
+    RequestState,
+    Residency,
+    ResidencyChange,
+)
 from dormouse.core.turn import Turn
-from dormouse.core.types import CommandId, ExecutorId, Reason
+from dormouse.core.types import CommandId, ExecutorId, Ns, Path, Reason
 
 
 def joined(turn: Turn, event: ExecutorJoined) -> None:
@@ -65,6 +75,12 @@ def _completed(turn: Turn, name: ExecutorId, command: CommandId) -> tuple[Execut
     executor = turn.state.executors[name]
     assert command in executor.pending, f"{name} answers command {command}, which is not pending"
     return executor, executor.pending.pop(command)
+
+
+def image_nearly_arrived(turn: Turn, event: ImageNearlyArrived) -> None:
+    executor = turn.state.executors[event.executor]
+    assert event.command in executor.pending, f"{executor.id} tells of load {event.command}, which is not pending"
+    turn.near(turn.state.functions[event.function], executor)
 
 
 def load_finished(turn: Turn, event: LoadFinished) -> None:
@@ -117,11 +133,25 @@ def execution_finished(turn: Turn, event: ExecutionFinished) -> None:
     if request.state is EXECUTING:
         latency_ns = turn.now - request.arrived_ns
         in_time = turn.now <= request.deadline_ns
+        _learn_lead(turn, function, request, function.residencies[executor.id], event.device_ns)
         function.ledger.answered(request.path, latency_ns, event.device_ns, in_time=in_time)
         turn.reply(request, event.device_ns, final=True)
     else:
         function.ledger.device_ns += event.device_ns
     turn.settle(function)
+
+
+def _learn_lead(turn: Turn, function: Function, request: Request, residency: Residency, device_ns: Ns) -> None:
+    """A run that went on for a while when the image was there has computed all the time; one that ended with the copy
+    has waited for it. The first after a build tells nothing: libraries make themselves ready in it."""
+    if not request.streamed:
+        function.lead.computed(device_ns)
+    elif residency.path is not Path.BUILD:
+        alone_ns = turn.now - residency.loaded_ns if residency.state is RESIDENT else 0
+        if alone_ns * 4 > device_ns:
+            function.lead.computed(device_ns)
+        else:
+            function.lead.waited(device_ns)
 
 
 def execution_failed(turn: Turn, event: ExecutionFailed) -> None:

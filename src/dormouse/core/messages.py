@@ -93,6 +93,14 @@ class ExecutorLost(Struct, frozen=True, tag=True):
     message: str
 
 
+class ImageNearlyArrived(Struct, frozen=True, tag=True):
+    """The rest of a load's copy is expected to take no longer than its lead: a run may begin on what is there."""
+
+    executor: ExecutorId
+    command: CommandId
+    function: FunctionId
+
+
 class LoadFinished(Struct, frozen=True, tag=True):
     executor: ExecutorId
     command: CommandId
@@ -165,6 +173,7 @@ Event = (
     | ImageReadFailed
     | ExecutorJoined
     | ExecutorLost
+    | ImageNearlyArrived
     | LoadFinished
     | LoadFailed
     | EvictionFinished
@@ -187,6 +196,8 @@ class Load(Struct, frozen=True, tag=True):
     path: Path
     earliest_ns: Ns
     latest_ns: Ns
+    lead_ns: Ns = FOREVER_NS
+    """How long before the end of the copy to send ImageNearlyArrived; FOREVER_NS: never, a run may come at once."""
 
 
 class Execute(Struct, frozen=True, tag=True):

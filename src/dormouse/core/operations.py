@@ -60,6 +60,7 @@ def load_requested(turn: Turn, event: LoadRequested) -> None:
         function.change_service(ServiceChange.LOAD)
     if function.image is ImageState.HOST:
         turn.acknowledge([event.operation])
+        turn.settle(function)  # a pin that had been given up is tried again
         return
     function.arrivals.append(event.operation)
     if function.image is ImageState.DISK:

@@ -7,12 +7,13 @@ Theory of operation
 A function's image is in one ImageState (which host tier it occupies), and on each executor in one
 ResidencyState. Both change only through the tables below; a change that is not in its table is a bug and asserts.
 
-    absent --load--> loading --loaded--> resident --evict--> evicting --evicted--> absent
-                       | ^                  | ^
-               execute v | executed execute v | executed
-                     streaming --loaded--> running
+    absent --load--> loading --nearly arrived--> arriving --loaded--> resident --evict--> evicting --evicted--> absent
+                                                   | ^                  | ^
+                                           execute v | executed execute v | executed
+                                                 streaming --loaded--> running
 
-``streaming`` is a request that already runs on the layers that have arrived. When its load fails, two messages
+``streaming`` is a request that already runs on the layers that have arrived; it begins no sooner than is needed for it
+to end with the copy (``core/lead``). When its load fails, two messages
 tell of it: the execution's end makes the residency ``broken`` until the load's own end comes; should that come
 first, it is ``failing`` until the execution has ended. An executor's free bytes fall when a load is commanded
 and rise when an eviction is commanded, not when it has ended: an executor obeys in order, so what a later command
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto, unique
 from typing import Final, NamedTuple, TypeVar
 
+from dormouse.core.lead import Lead
 from dormouse.core.ledger import Ledger
 from dormouse.core.messages import ExecutorCommand
 from dormouse.core.ready import ReadyQueue
@@ -54,6 +56,7 @@ class ResidencyState(StrEnum):
 
     ABSENT = "absent"
     LOADING = "loading"
+    ARRIVING = "arriving"
     STREAMING = "streaming"
     RESIDENT = "resident"
     RUNNING = "running"
@@ -67,6 +70,7 @@ class ResidencyChange(Enum):
     __hash__ = object.__hash__
 
     LOAD = auto()
+    NEARLY_ARRIVED = auto()
     LOADED = auto()
     LOAD_FAILED = auto()
     EXECUTE = auto()
@@ -80,9 +84,12 @@ RESIDENCY_TRANSITIONS: Mapping[tuple[ResidencyState, ResidencyChange], Residency
     (ResidencyState.ABSENT, ResidencyChange.LOAD): ResidencyState.LOADING,
     (ResidencyState.LOADING, ResidencyChange.LOADED): ResidencyState.RESIDENT,
     (ResidencyState.LOADING, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
-    (ResidencyState.LOADING, ResidencyChange.EXECUTE): ResidencyState.STREAMING,
+    (ResidencyState.LOADING, ResidencyChange.NEARLY_ARRIVED): ResidencyState.ARRIVING,
+    (ResidencyState.ARRIVING, ResidencyChange.LOADED): ResidencyState.RESIDENT,
+    (ResidencyState.ARRIVING, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
+    (ResidencyState.ARRIVING, ResidencyChange.EXECUTE): ResidencyState.STREAMING,
     (ResidencyState.STREAMING, ResidencyChange.LOADED): ResidencyState.RUNNING,
-    (ResidencyState.STREAMING, ResidencyChange.EXECUTED): ResidencyState.LOADING,
+    (ResidencyState.STREAMING, ResidencyChange.EXECUTED): ResidencyState.ARRIVING,
     (ResidencyState.STREAMING, ResidencyChange.BREAK): ResidencyState.BROKEN,
     (ResidencyState.BROKEN, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
     (ResidencyState.STREAMING, ResidencyChange.LOAD_FAILED): ResidencyState.FAILING,
@@ -197,7 +204,7 @@ REQUEST_TRANSITIONS: Mapping[tuple[RequestState, RequestChange], RequestState] =
 
 # What every turn asks for. Enum takes a hundred nanoseconds to find a member, Python ten to find a global.
 ABSENT: Final = ResidencyState.ABSENT
-LOADING: Final = ResidencyState.LOADING
+ARRIVING: Final = ResidencyState.ARRIVING
 RESIDENT: Final = ResidencyState.RESIDENT
 STREAMING: Final = ResidencyState.STREAMING
 EXECUTE: Final = ResidencyChange.EXECUTE
@@ -208,6 +215,10 @@ QUEUED: Final = RequestState.QUEUED
 EXECUTING: Final = RequestState.EXECUTING
 BEGIN: Final = RequestChange.EXECUTE
 PINNED: Final = Pin.DEVICE
+
+
+COPIED_FROM = (ResidencyState.LOADING, ResidencyState.ARRIVING, ResidencyState.STREAMING, ResidencyState.BROKEN)
+"""While it is in one of these, an image is read from host memory."""
 
 
 def step(table: Mapping[tuple[S, C], S], state: S, change: C) -> S:
@@ -230,6 +241,8 @@ class Request:
     path: Path = Path.RESIDENT
     started_ns: Ns = 0
     attempts: int = 0
+    streamed: bool = False
+    """Its execution began before its function was there as a whole."""
     chunks: int = 0
     """Chunks that the client has; an answer that has begun cannot be begun again."""
 
@@ -273,6 +286,7 @@ class Function:
     departures: list[OperationId] = field(default_factory=list)
     """Operations that wait until its memory is free."""
     ledger: Ledger = field(default_factory=Ledger)
+    lead: Lead = field(default_factory=Lead)
 
     @property
     def head(self) -> Request | None:
@@ -290,10 +304,7 @@ class Function:
 
     @property
     def is_source_of_a_copy(self) -> bool:
-        return any(
-            residency.state in (ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN)
-            for residency in self.residencies.values()
-        )
+        return any(residency.state in COPIED_FROM for residency in self.residencies.values())
 
     def change_service(self, change: ServiceChange) -> None:
         self.service = step(SERVICE_TRANSITIONS, self.service, change)
@@ -327,7 +338,7 @@ class Executor:
     ready: ReadyQueue
     """Functions with queued requests, resident here."""
     arriving: ReadyQueue
-    """Functions with queued requests, loading here."""
+    """Functions with queued requests that may begin on what has come of them."""
     pinned_bytes: Bytes = 0
     """Chunks of residencies that a pin keeps."""
     executing: RequestId | None = None

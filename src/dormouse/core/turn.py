@@ -26,11 +26,11 @@ from dormouse.core.queueing import Queueing
 from dormouse.core.ready import LAST, ReadyQueue
 from dormouse.core.state import (
     ABSENT,
+    ARRIVING,
     BEGIN,
     EXECUTE,
     EXECUTED,
     IN_HOST_MEMORY,
-    LOADING,
     PINNED,
     RESIDENCY_TRANSITIONS,
     RESIDENT,
@@ -46,7 +46,7 @@ from dormouse.core.state import (
     State,
     step,
 )
-from dormouse.core.types import Bytes, CommandId, Ns, OperationId, Path, Reason
+from dormouse.core.types import FOREVER_NS, Bytes, CommandId, Ns, OperationId, Path, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Turn:
             if function.queue:
                 if residency.state is RESIDENT:
                     self._wait_in(executor.ready, function)
-                elif residency.state is LOADING:
+                elif residency.state is ARRIVING:
                     self._wait_in(executor.arriving, function)
 
     def _wait_in(self, queue: ReadyQueue, function: Function) -> None:
@@ -121,8 +121,15 @@ class Turn:
         executor.copying = function.id
         executor.known.add(function.id)
         function.from_disk = False
-        latest = self.now + self.state.settings.command_window_ns
-        self._send(executor, Load(executor.id, self.number(), function.id, path, self.now, latest))
+        latest, lead_ns = self.now + self.state.settings.command_window_ns, function.lead.lead_ns
+        self._send(executor, Load(executor.id, self.number(), function.id, path, self.now, latest, lead_ns))
+        if lead_ns >= FOREVER_NS:
+            self._change(function, executor, ResidencyChange.NEARLY_ARRIVED)
+        self.settle(function)
+
+    def near(self, function: Function, executor: Executor) -> None:
+        """A run may begin on what has come so far."""
+        self._change(function, executor, ResidencyChange.NEARLY_ARRIVED)
         self.settle(function)
 
     def pin(self, executor: Executor, size_bytes: Bytes) -> None:
@@ -151,7 +158,8 @@ class Turn:
         residency = function.residencies[executor.id]
         _, request = function.queue.popitem(last=False)
         self.state.queued -= 1
-        waited_for_load = residency.state is LOADING or residency.loaded_ns > request.arrived_ns
+        request.streamed = residency.state is ARRIVING
+        waited_for_load = request.streamed or residency.loaded_ns > request.arrived_ns
         request.path = residency.path if waited_for_load else Path.RESIDENT
         request.change(BEGIN)
         request.executor, request.started_ns = executor.id, self.now

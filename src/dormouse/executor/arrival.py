@@ -90,6 +90,10 @@ class Arrival:
         with _told():
             self._fences[group].synchronize()
 
+    def reach(self, group: int) -> None:
+        """Block until an announced group, and so all before it, is in place. Raises DeviceError if a copy failed."""
+        self._fences[group].synchronize()
+
     def settle(self) -> None:
         """Block until every copy so far has ended, and mark the load complete. Raises DeviceError if one failed."""
         self._fences[-1].synchronize()

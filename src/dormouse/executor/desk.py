@@ -30,12 +30,15 @@ from dormouse.core.messages import (
     ExecutionFinished,
     ExecutorCommand,
     Forget,
+    ImageNearlyArrived,
+    Load,
     LoadFailed,
     LoadFinished,
 )
 from dormouse.core.types import Bytes, CommandId, ExecutorId, FunctionId, Reason, RequestId
 from dormouse.device.base import Device
 from dormouse.errors import DormouseError, InvalidRequest, TooLarge
+from dormouse.executor.approach import Approach, Link
 from dormouse.executor.arrival import Arrival, ImageNotArrived
 from dormouse.executor.compute import Compute
 from dormouse.executor.lanes import Lane
@@ -128,6 +131,7 @@ class Desk:
         self._send = send
         self._functions: dict[FunctionId, _Function] = {}
         self._executions: dict[RequestId, _Execution] = {}
+        self._link = Link()
         self._vacated: list[Evict] = []
         """Evictions that have still to be swept and reported."""
         self._copying = Lane("copy-lane")
@@ -204,7 +208,7 @@ class Desk:
             return
         started = time.monotonic_ns()
         try:
-            build_ns = function.runner.load(asked.extents, arrival, meanwhile=self._sweep)
+            build_ns = function.runner.load(asked.extents, arrival, self._sweep, self._approach(command))
         except (Exception, SystemExit) as fault:
             message = self._said(fault)
             # Let go of those that wait, so that one which has begun ends and answers; then take the memory away.
@@ -217,6 +221,10 @@ class Desk:
             return
         load_ns = time.monotonic_ns() - started - build_ns
         self._send(LoadFinished(self._executor, command.command, command.function, load_ns, build_ns))
+
+    def _approach(self, command: Load) -> Approach:
+        near = ImageNearlyArrived(self._executor, command.command, command.function)
+        return Approach(command.lead_ns, self._link, lambda: self._send(near))
 
     def _said(self, fault: BaseException) -> str:
         if isinstance(fault, DormouseError):

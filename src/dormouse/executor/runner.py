@@ -28,9 +28,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dormouse.core.types import Bytes, Ns
+from dormouse.core.types import FOREVER_NS, Bytes, Ns
 from dormouse.device.base import Device, Region
 from dormouse.errors import DeviceError, DormouseError, InvalidRequest
+from dormouse.executor.approach import Approach, Link
 from dormouse.executor.arrival import Arrival, ImageNotArrived
 from dormouse.executor.compute import Compute, moved
 from dormouse.executor.copying import Piece, pieces_of
@@ -79,10 +80,18 @@ class Runner:
         self._extents: tuple[Extent, ...] = ()
         self._groups: list[list[Piece]] = []
         """Of the image as it lies in ``_extents``."""
+        self._meanwhile_ns: Ns = 0
+        """What was done beside the last load took so long."""
 
-    def load(self, extents: tuple[Extent, ...], arrival: Arrival, meanwhile: Callable[[], None] | None = None) -> Ns:
+    def load(
+        self,
+        extents: tuple[Extent, ...],
+        arrival: Arrival,
+        meanwhile: Callable[[], None] | None = None,
+        approach: Approach | None = None,
+    ) -> Ns:
         """Bring the image in; the time spent on building, which is 0 after the first load. ``meanwhile`` is called
-        when all copies are queued, to do what can be done beside them.
+        when all copies are queued, to do what can be done beside them; ``approach`` follows them.
 
         Raises DeviceError or RefusedSource; then call ``discard``.
         """
@@ -95,10 +104,17 @@ class Runner:
             self._groups = list(pieces_of(extents, built.index.image_bytes, self._group_bytes))
         built.guard.passed = -1
         self._current = arrival
-        self._copy_in(built, arrival)
+        approach = approach or Approach(FOREVER_NS, Link(), lambda: None)
+        approach.begin([group[-1].offset + group[-1].size_bytes for group in self._groups])
+        self._copy_in(built, arrival, approach)
         if meanwhile is not None:
+            approach.hurry(self._meanwhile_ns)
+            began = time.monotonic_ns()
             meanwhile()
+            self._meanwhile_ns = time.monotonic_ns() - began
+        approach.follow(arrival)
         arrival.settle()
+        approach.end()
         return build_ns
 
     def run(
@@ -281,7 +297,7 @@ class Runner:
             raise
         return self._built
 
-    def _copy_in(self, built: "_Built", arrival: Arrival) -> None:
+    def _copy_in(self, built: "_Built", arrival: Arrival, approach: Approach) -> None:
         region, total, chunk = built.region, built.index.image_bytes, self._device.chunk_bytes
         if self._poison:
             self._device.map(region, total)
@@ -298,6 +314,7 @@ class Runner:
                 address = self._host_address + piece.host_offset
                 self._device.copy_in(region, piece.offset, address, piece.size_bytes)
             arrival.announce(self._device.fence(event))
+            approach.hurry()
             if arrival.announced == HEAD_START_GROUPS:
                 arrival.begin()
         arrival.close()
