@@ -22,11 +22,12 @@ from dormouse.core.messages import (
     ExecutionFinished,
     ExecutorCommand,
     Forget,
+    ImageNearlyArrived,
     Load,
     LoadFailed,
     LoadFinished,
 )
-from dormouse.core.types import ExecutorId, FunctionId, Ns, Reason
+from dormouse.core.types import FOREVER_NS, ExecutorId, FunctionId, Ns, Reason
 from dormouse.sim.hardware import Device, Model
 from dormouse.sim.network import Copy, Route
 
@@ -151,7 +152,20 @@ class SimulatedExecutor:
             self.world.report(LoadFinished(self.id, command.command, command.function, load_ns, build_ns))
             self._free_copy_lane()
 
-        self.world.copy(size_bytes, self.host, lambda: ended() if self.alive else None)
+        copy = self.world.copy(size_bytes, self.host, lambda: ended() if self.alive else None)
+        if command.lead_ns < FOREVER_NS:
+            self._approach(command, arrival, copy)
+
+    def _approach(self, command: Load, arrival: _Arrival, copy: Copy) -> None:
+        """Say that the image has nearly arrived, once the rest of its copy takes no longer than the lead; how fast
+        that goes may have changed when the time comes."""
+        if arrival.ended_ns is not None or arrival.failed:
+            return
+        wait_ns = copy.ends_ns - command.lead_ns - self.world.now
+        if wait_ns > 0:
+            self._later(wait_ns, lambda: self._approach(command, arrival, copy))
+        else:
+            self.world.report(ImageNearlyArrived(self.id, command.command, command.function))
 
     def _end_badly(self, arrival: _Arrival, message: str, event: LoadFailed | CommandRefused) -> None:
         arrival.failed = message
