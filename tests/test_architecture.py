@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "journal",
     },
     "journal": {"core", "errors"},
-    "sim": {"core", "errors"},
+    "sim": {"core", "errors", "journal"},
     "demo": {"core", "errors", "tensors", "functions", "config"},
     "serving": {"core", "errors", "submit", "config", "control", "gateway"},
     "cli": {"core", "errors", "functions", "config", "serving", "demo", "journal", "sim"},

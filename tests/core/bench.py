@@ -23,7 +23,7 @@ from dormouse.core.types import (
     Settings,
     Slo,
 )
-from tests.core import invariants
+from dormouse.sim import invariants
 
 MIB = 1024 * 1024
 MS = 1_000_000

@@ -318,6 +318,19 @@ def test_asking_twice_for_a_load_that_has_not_begun_promises_its_memory_once() -
     assert bench.state.parking_bytes == 10 * MIB
 
 
+def test_a_function_on_a_device_whose_image_was_dropped_is_read_when_its_load_is_asked_for(bench: Bench) -> None:
+    """Found by the fault campaign: nobody would have read it while it stayed on the device."""
+    for name in (A, B, C):
+        bench.park(name)
+        serve(bench, name)
+    assert bench.state.functions[A].image is ImageState.DISK
+    assert bench.state.functions[A].residencies
+    load = bench.operation()
+    commands = bench.send(LoadRequested(load, A))
+    assert only(commands, ReadImage).function == A
+    assert only(bench.send(ImageRead(A)), Acknowledge).operation == load
+
+
 def test_loading_what_is_in_host_memory_is_done_at_once(bench: Bench) -> None:
     bench.park("a/1")
     assert only(bench.send(LoadRequested(bench.operation(), A)), Acknowledge).reason is None

@@ -50,7 +50,7 @@ from dormouse.core.types import (
     round_up,
 )
 from dormouse.journal import encode_commands
-from tests.core import invariants
+from dormouse.sim import invariants
 from tests.core.device_model import DeviceModel
 
 PAGE = 2

@@ -38,6 +38,7 @@ from dormouse.core.state import (
     Executor,
     Function,
     ImageChange,
+    ImageState,
     Request,
     RequestChange,
     RequestState,
@@ -75,6 +76,8 @@ class Turn:
             function.waits_in.clear()
         if function.residencies:
             self._settle_on_devices(function)
+            if function.parking and function.image is ImageState.DISK:
+                self._wait_in(self.state.cold, function)
         elif (stands := standing(function)) is not NOTHING:
             self._wait_in(self.state.homeless if stands is Standing.LOAD else self.state.cold, function)
 

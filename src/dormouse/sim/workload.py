@@ -99,7 +99,8 @@ def bursts(
         ends_ns = min(duration_ns, at_ns + ceil(draw.expovariate(1 / mean_ns)))
         now = [rate * quiet * (factor if busy else 1) for rate in rates]
         if busy:
-            hot = set(draw.sample(range(len(rates)), max(1, len(rates) // 10)))
+            asked = [number for number, rate in enumerate(rates) if rate > 0]
+            hot = set(draw.sample(asked, max(1, len(asked) // 10)))
             total, heat = sum(now), sum(now[number] for number in hot)
             cool = max(total - heat, 1e-12)
             now = [r * (0.9 * total / heat if n in hot else 0.1 * total / cool) for n, r in enumerate(now)]
@@ -123,7 +124,9 @@ def windows(
     waiting: list[tuple[Ns, int, random.Random]] = []
     for number in range(len(clients)):
         draw = random.Random(seed * 1_000_003 + number)
-        heappush(waiting, (ceil(draw.random() * window_ns), number, draw))
+        first = clients[number][0]
+        gap_ns = first.gap_ns(draw, scale) if first.rate > 0 else window_ns
+        heappush(waiting, (ceil(draw.random() * gap_ns), number, draw))
     while waiting:
         at_ns, number, draw = heappop(waiting)
         if at_ns > duration_ns:

@@ -56,6 +56,8 @@ def check_waiting(state: State) -> None:
     homeless, cold = set(), set()
     for function in state.functions.values():
         stands = Standing.NOTHING if function.residencies else standing(function)
+        if function.parking and function.image is ImageState.DISK:
+            stands = Standing.READ
         homeless |= {function.id} if stands is Standing.LOAD else set()
         cold |= {function.id} if stands is Standing.READ else set()
     assert homeless == set(state.homeless.keys)
