@@ -31,7 +31,12 @@ class _Failed(Struct, frozen=True):
 
 
 async def import_source(
-    manifest: Manifest, target: Path | None, allow_code: tuple[Path, ...], *, inspect: bool = False
+    manifest: Manifest,
+    target: Path | None,
+    allow_code: tuple[Path, ...],
+    *,
+    inspect: bool = False,
+    durable: bool = True,
 ) -> Imported:
     """Turn a source into an image directory at ``target``. Raises RefusedSource; nothing is left behind then."""
     request = {
@@ -39,6 +44,7 @@ async def import_source(
         "target": "" if target is None else str(target),
         "allow_code": [str(directory) for directory in allow_code],
         "inspect": inspect,
+        "durable": durable,
     }
     try:
         told: Any = msgspec.json.decode(await _answer(msgspec.json.encode(request)))

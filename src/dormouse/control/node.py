@@ -54,7 +54,12 @@ class Node:
         self._payloads = Payloads(config.request_slab_bytes)
         self._executors = ExecutorProcesses(config, self._payloads.slab)
         self._store = HostStore(config.host_bytes, self._executors.arena_grown)
-        settings = Settings(host_capacity_bytes=config.host_bytes, queue_length=config.queue_length)
+        self._durable = config.images == "disk"
+        settings = Settings(
+            host_capacity_bytes=config.host_bytes,
+            host_is_last=not self._durable,
+            queue_length=config.queue_length,
+        )
         self._controller = Controller(
             settings,
             executors=self._executors,
@@ -96,6 +101,12 @@ class Node:
 
     def _forget_leftovers(self) -> None:
         """Keep the revisions that the catalog knows; remove what a crash left of any other."""
+        lost = [deployed for deployed in self._catalog.functions() if not deployed.durable]
+        for deployed in lost:
+            self._catalog.remove(deployed.name, deployed.revision)
+        if lost:
+            names = ", ".join(deployed.name for deployed in lost)
+            _LOG.warning("forgotten, because their images lived in memory only; deploy them again: %s", names)
         self._functions = {deployed.name: deployed for deployed in self._catalog.functions()}
         kept = {self._directory_of(_id(deployed)) for deployed in self._functions.values()}
         for directory in self._images.glob("*/*"):
@@ -119,6 +130,8 @@ class Node:
 
     async def _bring_state_home(self) -> None:
         """Unload what keeps runtime state on a device, so that it reaches the disk; it is loaded again at the start."""
+        if not self._durable:
+            return
         stateful = [f.id for f in self._state.functions.values() if f.spec.state_bytes and f.residencies]
         try:
             async with asyncio.timeout(STATE_LIMIT_S):
@@ -215,7 +228,8 @@ class Node:
         self._find(name)
         async with self._locks[name]:
             deployed = self._find(name)
-            self._catalog.set_available(name, deployed.revision, False)
+            if self._durable:  # else it is refused, and stays as it is
+                self._catalog.set_available(name, deployed.revision, False)
             await self._unload(_id(deployed))
 
     async def deploy(self, manifest: Manifest) -> str:
@@ -223,8 +237,8 @@ class Node:
         async with self._locks[manifest.name]:
             revision = self._catalog.next_revision(manifest.name)
             directory = self._directory_of(function_id(manifest.name, revision))
-            imported = await import_source(manifest, directory, self._config.allow_code)
-            deployed = _deployed(manifest, revision, imported)
+            imported = await import_source(manifest, directory, self._config.allow_code, durable=self._durable)
+            deployed = _deployed(manifest, revision, imported, durable=self._durable)
             try:
                 await self._controller.operate(lambda op: FunctionDeployed(op, _spec(deployed)))
             except BaseException:
@@ -304,7 +318,7 @@ def _spec(deployed: Deployed) -> FunctionSpec:
     )
 
 
-def _deployed(manifest: Manifest, revision: int, imported: Imported) -> Deployed:
+def _deployed(manifest: Manifest, revision: int, imported: Imported, *, durable: bool = True) -> Deployed:
     return Deployed(
         manifest=manifest,
         revision=revision,
@@ -312,4 +326,5 @@ def _deployed(manifest: Manifest, revision: int, imported: Imported) -> Deployed
         state_bytes=imported.state_bytes,
         signature=imported.signature,
         platform=imported.platform,
+        durable=durable,
     )

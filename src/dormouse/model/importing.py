@@ -33,6 +33,7 @@ class ImportRequest(Struct, frozen=True):
     target: str | None = None
     allow_code: tuple[str, ...] = ()
     inspect: bool = False
+    durable: bool = True
 
 
 class ImportSummary(Struct, frozen=True):
@@ -49,9 +50,9 @@ class ImportFailure(Struct, frozen=True):
     status: int
 
 
-def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path]) -> ImageIndex:
+def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path], *, durable: bool = True) -> ImageIndex:
     """Write the image directory. Raises a DormouseError, and then nothing is left behind."""
-    with staged(target) as staging:
+    with staged(target, durable=durable) as staging:
         loaded = sources.load(manifest, allow_code)
         profile = profiled(loaded)
         index = _index(loaded, profile)
@@ -60,7 +61,8 @@ def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path]) -
             shutil.copyfile(file, staging / name)
         if loaded.write_more is not None:
             loaded.write_more(staging)
-        index = msgspec.structs.replace(index, page_crc32=write_data(staging, _contents(loaded, profile, index)))
+        checksums = write_data(staging, _contents(loaded, profile, index), durable=durable)
+        index = msgspec.structs.replace(index, page_crc32=checksums, durable=durable)
         write_index(staging, index)
         _prove(staging, index, allow_code, loaded, profile)
     return index
@@ -153,7 +155,7 @@ def answered(request: bytes) -> ImportSummary | ImportFailure:
         index = (
             inspect_model(asked.manifest, allow_code)
             if asked.inspect or asked.target is None
-            else import_model(asked.manifest, Path(asked.target), allow_code)
+            else import_model(asked.manifest, Path(asked.target), allow_code, durable=asked.durable)
         )
     except DormouseError as refusal:
         return ImportFailure(refusal.message, refusal.status)
