@@ -430,3 +430,36 @@ def test_runtime_state_that_lives_in_memory_only_survives_evictions(tmp_path: Pa
             assert row_of(node, "count")["evictions"] > 0
 
     run(work())
+
+
+# ------------------------------------------------------------------ other weights for a known architecture
+
+
+def test_a_function_like_another_has_weights_of_its_own_and_outlives_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(manifest("base", "stack", seed=1))
+            tuned = replace(manifest("tuned", "stack", seed=2), like="base")
+            assert (await node.check(tuned))["admitted"]
+            await node.deploy(tuned)
+            for i, (name, seed) in enumerate([("base", 1), ("tuned", 2)] * 2):
+                assert_close(await answer(node, name, inputs(i)), expected(zoo.Stack(seed, 4), inputs(i)))
+            await node.remove("base")
+            assert_close(await answer(node, "tuned", inputs(9)), expected(zoo.Stack(2, 4), inputs(9)))
+        async with opened(small(tmp_path)) as node:
+            assert_close(await answer(node, "tuned", inputs(9)), expected(zoo.Stack(2, 4), inputs(9)))
+
+    run(work())
+
+
+def test_a_function_that_is_not_like_the_one_it_names_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            with pytest.raises(UnknownFunction, match="unknown model 'base'"):
+                await node.deploy(replace(manifest("tuned", "stack", seed=2), like="base"))
+            await node.deploy(manifest("base", "stack", seed=1))
+            with pytest.raises(RefusedSource, match=r"zoo:stack is not like 'base': it lacks layers\.3"):
+                await node.deploy(replace(manifest("tuned", "stack", seed=2, mib=3), like="base"))
+            assert [row["name"] for row in node.functions()] == ["base"]
+
+    run(work())

@@ -171,6 +171,17 @@ FACTORIES = textwrap.dedent(
         return Net(16), {"x": torch.ones(1, 8)}
 
 
+    def tensors_of_net(scale=1.0, drop=None, more=None):
+        net = Net(16)
+        tensors = {name: value * scale for name, value in net.state_dict().items()}
+        tensors |= {"scale.factors.0": torch.ones(1), "scale.factors.1": torch.ones(1)}
+        return {name: value for name, value in tensors.items() if name != drop} | (more or {})
+
+
+    def bytes_of_net():
+        return {name: b"" for name in tensors_of_net()}
+
+
     def keeping():
         return Keeping(16), {"x": torch.ones(1, 8)}
 

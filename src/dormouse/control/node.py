@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -40,6 +41,8 @@ from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference
 
 _LOG = logging.getLogger("dormouse.control")
+FEWEST_READERS = 4
+"""Threads that read images; more where there are more cores."""
 STATE_LIMIT_S = 30.0
 """How long a shutdown waits for runtime state to be written home."""
 
@@ -53,12 +56,15 @@ class Node:
         self._images = config.state_dir / "images"
         self._payloads = Payloads(config.request_slab_bytes)
         self._executors = ExecutorProcesses(config, self._payloads.slab)
-        self._store = HostStore(config.host_bytes, self._executors.arena_grown)
+        cores = max(2, os.cpu_count() or 1)
+        self._imports = asyncio.Semaphore(cores)
+        self._store = HostStore(config.host_bytes, self._executors.arena_grown, threads=max(FEWEST_READERS, cores))
         self._durable = config.images == "disk"
         settings = Settings(
             host_capacity_bytes=config.host_bytes,
             host_is_last=not self._durable,
             queue_length=config.queue_length,
+            concurrent_reads=max(2, cores // 4),
         )
         self._controller = Controller(
             settings,
@@ -237,7 +243,7 @@ class Node:
         async with self._locks[manifest.name]:
             revision = self._catalog.next_revision(manifest.name)
             directory = self._directory_of(function_id(manifest.name, revision))
-            imported = await import_source(manifest, directory, self._config.allow_code, durable=self._durable)
+            imported = await self._imported(manifest, directory)
             deployed = _deployed(manifest, revision, imported, durable=self._durable)
             try:
                 await self._controller.operate(lambda op: FunctionDeployed(op, _spec(deployed)))
@@ -255,6 +261,13 @@ class Node:
                 await self._retire(replaced)
         return str(revision)
 
+    async def _imported(self, manifest: Manifest, target: Path | None) -> Imported:
+        """As many at once as there are cores: more would only hold more memory."""
+        async with self._imports:
+            like = None if manifest.like is None else self._directory_of(_id(self._find(manifest.like)))
+            code, inspect = self._config.allow_code, target is None
+            return await import_source(manifest, target, code, inspect=inspect, durable=self._durable, like=like)
+
     async def remove(self, name: str) -> None:
         self._find(name)
         async with self._locks[name]:
@@ -270,7 +283,7 @@ class Node:
 
     async def check(self, manifest: Manifest) -> dict[str, Any]:
         checked(manifest, f"'{manifest.name}'")
-        imported = await import_source(manifest, None, self._config.allow_code, inspect=True)
+        imported = await self._imported(manifest, None)
         latest = self._functions.get(manifest.name)
         deployed = _deployed(manifest, 0, imported)
         refusal = self._controller.core.preview(_spec(deployed))
