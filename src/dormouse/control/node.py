@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -185,7 +186,8 @@ class Node:
         return [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
 
     def node(self) -> dict[str, Any]:
-        return {**host_row(self._state, self._store), "executors": self._executors.describe()}
+        server = {"pid": os.getpid(), "python_blocks": sys.getallocatedblocks()}
+        return {**host_row(self._state, self._store), "executors": self._executors.describe(), "server": server}
 
     # ------------------------------------------------------------------ requests
 
