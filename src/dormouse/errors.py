@@ -112,6 +112,7 @@ _BY_REASON: dict[Reason, type[DormouseError]] = {
     Reason.TOO_EARLY: Unavailable,
     Reason.TOO_LATE: DeadlineMissed,
     Reason.ALREADY_DEPLOYED: Conflict,
+    Reason.IN_MEMORY_ONLY: Conflict,
     Reason.SHUTTING_DOWN: Unavailable,
 }
 

@@ -73,11 +73,12 @@ SPECS = st.builds(
 class Histories(RuleBasedStateMachine):
     """The world outside the core: clients, two devices, a host store, an administrator, and a clock."""
 
-    @initialize(host=st.integers(8, 40), policy=st.sampled_from(["edf", "fifo"]))
-    def start(self, host: int, policy: str) -> None:
+    @initialize(host=st.integers(8, 40), policy=st.sampled_from(["edf", "fifo"]), last=st.booleans())
+    def start(self, host: int, policy: str, last: bool) -> None:
         self.settings = Settings(
             host_capacity_bytes=host,
             host_page_bytes=PAGE,
+            host_is_last=last,
             queueing=policy,
             queue_length=12,
             executor_grace_ns=50,

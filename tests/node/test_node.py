@@ -14,6 +14,7 @@ from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import Pin
 from dormouse.errors import (
     ConfigurationFault,
+    Conflict,
     DeadlineMissed,
     DormouseError,
     HostMemoryFull,
@@ -396,5 +397,96 @@ def test_a_second_node_is_kept_out_of_a_state_directory_in_use(tmp_path: Path) -
             await ask(node, "f", inputs(0))
         async with opened(config) as node:
             await ask(node, "f", inputs(0))
+
+    run(work())
+
+
+# ------------------------------------------------------------------ images that live in memory only
+
+
+def test_functions_whose_images_live_in_memory_only_are_forgotten_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(manifest("kept", "stack", seed=1))
+        async with opened(small(tmp_path, images="dram")) as node:
+            for n in range(4):
+                await node.deploy(manifest(f"f{n}", "stack", seed=n, mib=4))
+            assert {file.parent.parent.name for file in tmp_path.rglob("image.bin")} == {"kept"}
+            modules = [zoo.Stack(n, 4) for n in range(4)]
+            for i in range(12):
+                assert_close(await answer(node, f"f{i % 4}", inputs(i)), expected(modules[i % 4], inputs(i)))
+            assert sum(row["evictions"] for row in node.functions()) > 4
+            assert node.node()["host"]["images_in"] == "dram"
+            with pytest.raises(Conflict, match="'f0/1' lives in memory only"):
+                await node.unload("f0")
+            await ask(node, "f0", inputs(0))
+        async with opened(small(tmp_path)) as node:
+            assert [row["name"] for row in node.functions()] == ["kept"]
+            assert_close(await answer(node, "kept", inputs(0)), expected(zoo.Stack(1, 4), inputs(0)))
+
+    run(work())
+    assert "deploy them again: f0, f1, f2, f3" in caplog.text
+    assert {directory.name for directory in (tmp_path / "images").iterdir()} == {"kept"}
+
+
+def test_in_memory_only_full_host_memory_refuses_a_deploy_and_keeps_what_is_there(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path, images="dram", host_bytes=16 * MIB)) as node:
+            await node.deploy(manifest("f", "stack", seed=1, mib=8))
+            with pytest.raises(HostMemoryFull, match="images = dram"):
+                await node.deploy(manifest("g", "stack", seed=2, mib=8))
+            assert_close(await answer(node, "f", inputs(0)), expected(zoo.Stack(1, 8), inputs(0)))
+            await node.remove("f")
+            await node.deploy(manifest("g", "stack", seed=2, mib=8))
+
+    run(work())
+
+
+def test_runtime_state_that_lives_in_memory_only_survives_evictions(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path, images="dram")) as node:
+            await node.deploy(manifest("count", "counter"))
+            for n in range(3):
+                await node.deploy(manifest(f"f{n}", "stack", seed=n, mib=5))
+            for count in range(1, 5):
+                assert array_of((await ask(node, "count", tensor([0.0]))).outputs[0])[0] == count
+                for n in range(3):
+                    await ask(node, f"f{n}", inputs(n))
+            assert row_of(node, "count")["evictions"] > 0
+
+    run(work())
+
+
+# ------------------------------------------------------------------ other weights for a known architecture
+
+
+def test_a_function_like_another_has_weights_of_its_own_and_outlives_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(manifest("base", "stack", seed=1))
+            tuned = replace(manifest("tuned", "stack", seed=2), like="base")
+            assert (await node.check(tuned))["admitted"]
+            await node.deploy(tuned)
+            for i, (name, seed) in enumerate([("base", 1), ("tuned", 2)] * 2):
+                assert_close(await answer(node, name, inputs(i)), expected(zoo.Stack(seed, 4), inputs(i)))
+            await node.remove("base")
+            assert_close(await answer(node, "tuned", inputs(9)), expected(zoo.Stack(2, 4), inputs(9)))
+        async with opened(small(tmp_path)) as node:
+            assert_close(await answer(node, "tuned", inputs(9)), expected(zoo.Stack(2, 4), inputs(9)))
+
+    run(work())
+
+
+def test_a_function_that_is_not_like_the_one_it_names_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            with pytest.raises(UnknownFunction, match="unknown model 'base'"):
+                await node.deploy(replace(manifest("tuned", "stack", seed=2), like="base"))
+            await node.deploy(manifest("base", "stack", seed=1))
+            with pytest.raises(RefusedSource, match=r"zoo:stack is not like 'base': it lacks layers\.3"):
+                await node.deploy(replace(manifest("tuned", "stack", seed=2, mib=3), like="base"))
+            assert [row["name"] for row in node.functions()] == ["base"]
 
     run(work())

@@ -86,10 +86,13 @@ def deploy(
     timeout_ms: Annotated[float | None, typer.Option(help="When a request is given up. [default: 60000]")] = None,
     code: Annotated[Path | None, typer.Option(help="Directory that module:callable is imported from.")] = None,
     arg: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the callable; repeatable.")] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A deployed function that differs in its weights only.")
+    ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Deploy a function, or a new version of one."""
-    changes = Changes(name, dtype, task, pin, slo_ms, percentile, timeout_ms, code, arg or ())
+    changes = Changes(name, dtype, task, pin, slo_ms, percentile, timeout_ms, code, arg or (), like)
     manifest = manifest_of(source, changes)
     with Server(server) as remote:
         typer.echo(f"deployed {manifest.name} version {remote.deploy(manifest)}")

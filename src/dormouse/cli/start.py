@@ -10,6 +10,10 @@ import typer
 from dormouse.config import configure, save
 from dormouse.serving import run, serve
 
+IN_MEMORY_ONLY = (
+    "images live in memory only: functions deployed now are forgotten when the server ends, runtime state is not kept, "
+    "nothing can be unloaded, and a deploy that finds host memory full is refused (images = dram)"
+)
 HOME = Path.home() / ".dormouse"
 
 
@@ -45,6 +49,9 @@ def serve_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Torch threads of the CPU device; 0: by the cores.")] = None,
     graphs: Annotated[str | None, typer.Option(help="CUDA graphs: auto or off. [default: auto]")] = None,
+    images: Annotated[
+        str | None, typer.Option(help="disk, or dram: in host memory only, and lost with the server. [default: disk]")
+    ] = None,
     journal: Annotated[str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto.")] = None,
     poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
     faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,
@@ -56,6 +63,8 @@ def serve_command(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if not _is_loopback(settings.host):
         typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions", err=True)
+    if settings.images == "dram":
+        typer.echo(f"warning: {IN_MEMORY_ONLY}", err=True)
 
     def announce(address: str) -> None:
         save(settings)  # now that they have proved of use, and no other server has the state directory

@@ -4,7 +4,7 @@ A function that leaves first serves what is queued, then gives back device memor
 the operation acknowledged, so what was answered has happened.
 """
 
-from dormouse.core.admission import Refusal, larger_than_host, refuse_function
+from dormouse.core.admission import Refusal, larger_than_host, refuse_function, refuse_unload
 from dormouse.core.messages import (
     DeleteImage,
     Forget,
@@ -23,7 +23,7 @@ from dormouse.core.types import FunctionId, OperationId, Pin, Reason
 def deployed(turn: Turn, event: FunctionDeployed) -> None:
     state = turn.state
     function = new_function(event.spec, state.settings)
-    refusal = refuse_function(state, function)
+    refusal = refuse_function(state, function, restored=event.restored)
     if refusal is not None:
         turn.acknowledge([event.operation], refusal.reason, refusal.message)
         return
@@ -76,6 +76,8 @@ def unload_requested(turn: Turn, event: UnloadRequested) -> None:
         turn.acknowledge([event.operation])
     elif function.service is Service.REMOVING:
         function.departures.append(event.operation)
+    elif (refusal := refuse_unload(turn.state, function)) is not None:
+        turn.acknowledge([event.operation], refusal.reason, refusal.message)
     elif not _is_being_admitted(turn, event.operation, function):
         _leave(turn, function, ServiceChange.UNLOAD, event.operation)
 

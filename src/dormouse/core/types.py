@@ -82,6 +82,7 @@ class Reason(StrEnum):
     TOO_EARLY = "too_early"
     TOO_LATE = "too_late"
     ALREADY_DEPLOYED = "already_deployed"
+    IN_MEMORY_ONLY = "in_memory_only"
     SHUTTING_DOWN = "shutting_down"
 
 
@@ -118,6 +119,8 @@ class Settings(Struct, frozen=True):
 
     host_capacity_bytes: Bytes
     host_page_bytes: Bytes = 2 * 1024 * 1024
+    host_is_last: bool = False
+    """Images have no copy on disk: none leaves host memory but with its function."""
     queueing: str = "edf"
     placement: str = "least-displacing"
     eviction: str = "lru"

@@ -24,6 +24,8 @@ class Arrival:
     def __init__(self) -> None:
         self.complete = False
         """Every group is in place; nobody needs to wait any more."""
+        self.waited = -1
+        """The last group that the compute stream has waited for. Kept by who runs."""
         self._fences: list[Fence] = []
         self._awaited = _NONE
         """The first group that somebody waits to see announced; nobody else is woken for a group."""

@@ -45,6 +45,7 @@ from dormouse.executor.lanes import Lane
 from dormouse.executor.payload import decoded
 from dormouse.executor.replies import Replies
 from dormouse.executor.runner import Runner
+from dormouse.executor.skeletons import Skeletons
 from dormouse.model.loaded import Inputs, Value, one_line
 from dormouse.model.outputs import Output
 from dormouse.slab import Slab
@@ -129,6 +130,7 @@ class Desk:
         self._replies = replies
         self._terms = terms
         self._send = send
+        self._skeletons = Skeletons(terms.group_bytes)
         self._functions: dict[FunctionId, _Function] = {}
         self._executions: dict[RequestId, _Execution] = {}
         self._link = Link()
@@ -374,6 +376,7 @@ class Desk:
             terms.group_bytes,
             allow_code=terms.allow_code,
             poison=terms.poison,
+            skeletons=self._skeletons,
         )
 
     def _fail(self, execution: _Execution, reason: Reason, message: str) -> None:
