@@ -107,6 +107,7 @@ _BY_REASON: dict[Reason, type[DormouseError]] = {
     Reason.LOAD_FAILED: Unavailable,
     Reason.INVALID_INPUT: InvalidRequest,
     Reason.EXECUTION_FAILED: ExecutionFault,
+    Reason.UNBATCHABLE: ExecutionFault,
     Reason.OUTPUT_TOO_LARGE: TooLarge,
     Reason.EXECUTOR_LOST: Unavailable,
     Reason.TOO_EARLY: Unavailable,

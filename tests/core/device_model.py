@@ -87,12 +87,14 @@ class DeviceModel:
         events: list[ExecutionFailed | LoadFailed] = []
         if self.executing == command.function:
             run = self.compute_lane.popleft()
-            events.append(ExecutionFailed(self.id, run.command, run.request, Reason.LOAD_FAILED, "injected"))
+            events.append(
+                ExecutionFailed(self.id, run.command, run.request, Reason.LOAD_FAILED, "injected", run.others)
+            )
         return [*events, LoadFailed(self.id, command.command, command.function, "injected")]
 
     def finish_execution(self, device_ns: Ns = 1) -> ExecutionFinished:
         command = self.compute_lane.popleft()
-        return ExecutionFinished(self.id, command.command, command.request, device_ns)
+        return ExecutionFinished(self.id, command.command, command.request, device_ns, command.others)
 
     def refuse_load(self) -> Load:
         """The load came outside its window; an execution that counts on it will find nothing there."""
@@ -104,7 +106,14 @@ class DeviceModel:
 
     def fail_execution(self) -> ExecutionFailed:
         command = self.compute_lane.popleft()
-        return ExecutionFailed(self.id, command.command, command.request, self._fault(command), "injected")
+        fault = self._fault(command)
+        return ExecutionFailed(self.id, command.command, command.request, fault, "injected", command.others)
+
+    def cannot_split(self) -> ExecutionFailed:
+        """The answer of a batch could not be cut apart."""
+        command = self.compute_lane.popleft()
+        why = Reason.UNBATCHABLE
+        return ExecutionFailed(self.id, command.command, command.request, why, "injected", command.others)
 
     def _fault(self, command: Execute) -> Reason:
         return Reason.EXECUTION_FAILED if self.can_run(command) else Reason.LOAD_FAILED

@@ -36,6 +36,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import (
+    Batch,
     DeviceId,
     ExecutorId,
     FunctionId,
@@ -67,6 +68,7 @@ SPECS = st.builds(
     slo=st.builds(Slo, st.integers(1, 60)),
     pin=st.sampled_from([Pin.NONE, Pin.NONE, Pin.NONE, Pin.HOST, Pin.DEVICE]),
     limits=st.just(Limits(5, 80)),
+    batch=st.builds(Batch, st.integers(1, 5), st.integers(0, 12)),
 )
 
 
@@ -91,6 +93,8 @@ class Histories(RuleBasedStateMachine):
         self.devices: dict[ExecutorId, DeviceModel] = {}
         self.sizes: dict[FunctionId, int] = {}
         self.reads: list[FunctionId] = []
+        self.device_ns: dict[FunctionId, int] = {}
+        """By function: what its executions have taken, to be found in its ledger to the nanosecond."""
         self.open: set[RequestId] = set()
         self.operations: set[OperationId] = set()
         self.serial = 0
@@ -138,6 +142,7 @@ class Histories(RuleBasedStateMachine):
     @rule(spec=SPECS, kind=st.sampled_from(["new", "new", "restored", "restored unavailable"]))
     def deploy(self, spec: FunctionSpec, kind: str) -> None:
         if spec.id not in self.core.state.functions:
+            self.device_ns[spec.id] = 0
             self.sizes[spec.id] = round_up(spec.image_bytes, CHUNK)
         self.post(FunctionDeployed(self.operation(), spec, kind != "new", kind != "restored unavailable"))
 
@@ -146,13 +151,16 @@ class Histories(RuleBasedStateMachine):
         deadline=st.none() | st.integers(0, 30),
         timeout=st.none() | st.integers(0, 40),
         priority=st.integers(0, 2),
+        shape=st.tuples(st.integers(1, 6), st.sampled_from(["", "x", "x", "x", "y"])),
     )
-    def ask(self, function: FunctionId, deadline: int | None, timeout: int | None, priority: int) -> None:
+    def ask(
+        self, function: FunctionId, deadline: int | None, timeout: int | None, priority: int, shape: tuple[int, str]
+    ) -> None:
         self.serial += 1
         request = RequestId(self.serial)
         self.open.add(request)
         at = [None if d is None else self.now + d for d in (deadline, timeout)]
-        self.post(RequestArrived(request, function, at[0], at[1], priority))
+        self.post(RequestArrived(request, function, at[0], at[1], priority, *shape))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -200,7 +208,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: any(d.compute_lane for d in self.devices.values()))
     @rule(
         data=st.data(),
-        ending=st.sampled_from(["finish", "finish", "finish", "fail", "chunk", "refuse"]),
+        ending=st.sampled_from(["finish", "finish", "finish", "fail", "chunk", "refuse", "mixed up"]),
         device_ns=st.integers(1, 20),
     )
     def compute(self, data: st.DataObject, ending: str, device_ns: int) -> None:
@@ -208,12 +216,15 @@ class Histories(RuleBasedStateMachine):
         command = device.compute_lane[0]
         if ending == "fail" or not device.can_run(command):
             self.post(device.fail_execution())
-        elif ending == "chunk":
+        elif ending == "mixed up" and command.padded_rows:
+            self.post(device.cannot_split())
+        elif ending == "chunk" and not command.padded_rows:
             self.post(ChunkProduced(device.id, command.command, command.request))
         elif ending == "refuse":
             device.compute_lane.popleft()
             self.post(CommandRefused(device.id, command.command, Reason.TOO_LATE))
         else:
+            self.device_ns[command.function] = self.device_ns.get(command.function, 0) + device_ns
             self.post(device.finish_execution(device_ns))
 
     @precondition(lambda self: self.reads)
@@ -238,6 +249,8 @@ class Histories(RuleBasedStateMachine):
             invariants.check(self.core.state)
             waiting = {r.id for r in self.core.state.requests.values() if r.state.value != "abandoned"}
             assert waiting == self.open
+            for function in self.core.state.functions.values():
+                assert function.ledger.device_ns == self.device_ns[function.id]
 
     def teardown(self) -> None:
         if hasattr(self, "core"):
@@ -271,7 +284,10 @@ class Histories(RuleBasedStateMachine):
         if not device.compute_lane:
             return device.finish_copy()
         runs = device.can_run(device.compute_lane[0])
-        return device.finish_execution() if runs else device.fail_execution()
+        if not runs:
+            return device.fail_execution()
+        self.device_ns[device.compute_lane[0].function] += 1
+        return device.finish_execution()
 
     def replay(self) -> None:
         """The same again, by a core that never remembers that there was no room, and by one that does."""

@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from dormouse.core.batching import shared
 from dormouse.core.messages import (
     Cancel,
     ChunkProduced,
@@ -62,9 +63,9 @@ def lost(turn: Turn, event: ExecutorLost) -> None:
     if not turn.state.executors:
         turn.state.executorless_since_ns = turn.now
     if executor.executing is not None:
-        request = turn.state.requests[executor.executing]
-        message = f"the executor was lost while it ran '{request.function}': {event.message}"
-        turn.requeue(request, Reason.EXECUTOR_LOST, message)
+        message = f"the executor was lost while it ran '{executor.executing.function}': {event.message}"
+        for request in reversed(_requests_of(turn, executor.executing)):
+            turn.requeue(request, Reason.EXECUTOR_LOST, message)
     for name in executor.recency:
         function = turn.state.functions[name]
         del function.residencies[executor.id]
@@ -126,19 +127,26 @@ def chunk_produced(turn: Turn, event: ChunkProduced) -> None:
 
 
 def execution_finished(turn: Turn, event: ExecutionFinished) -> None:
-    executor, _ = _completed(turn, event.executor, event.command)
-    request = turn.state.requests[event.request]
-    function = turn.end_execution(request, executor)
-    del turn.state.requests[request.id]
-    if request.state is EXECUTING:
-        latency_ns = turn.now - request.arrived_ns
-        in_time = turn.now <= request.deadline_ns
-        _learn_lead(turn, function, request, function.residencies[executor.id], event.device_ns)
-        function.ledger.answered(request.path, latency_ns, event.device_ns, in_time=in_time)
-        turn.reply(request, event.device_ns, final=True)
-    else:
-        function.ledger.device_ns += event.device_ns
+    executor, command = _completed(turn, event.executor, event.command)
+    assert isinstance(command, Execute) and event.others == command.others, f"{event} answers {command}"
+    requests = _requests_of(turn, command)
+    function = turn.end_execution(command, executor)
+    parts = [event.device_ns] if len(requests) == 1 else shared(event.device_ns, requests)
+    for request, part_ns in zip(requests, parts, strict=True):
+        del turn.state.requests[request.id]
+        if request.state is EXECUTING:
+            latency_ns = turn.now - request.arrived_ns
+            in_time = turn.now <= request.deadline_ns
+            _learn_lead(turn, function, request, function.residencies[executor.id], event.device_ns)
+            function.ledger.answered(request.path, latency_ns, part_ns, in_time=in_time)
+            turn.reply(request, event.device_ns, final=True)
+        else:
+            function.ledger.device_ns += part_ns
     turn.settle(function)
+
+
+def _requests_of(turn: Turn, command: Execute) -> list[Request]:
+    return [turn.state.requests[request] for request in command.requests]
 
 
 def _learn_lead(turn: Turn, function: Function, request: Request, residency: Residency, device_ns: Ns) -> None:
@@ -155,17 +163,26 @@ def _learn_lead(turn: Turn, function: Function, request: Request, residency: Res
 
 
 def execution_failed(turn: Turn, event: ExecutionFailed) -> None:
-    executor, _ = _completed(turn, event.executor, event.command)
-    _execution_ended_badly(turn, turn.state.requests[event.request], executor, event.reason, event.message)
+    executor, command = _completed(turn, event.executor, event.command)
+    assert isinstance(command, Execute) and event.others == command.others, f"{event} answers {command}"
+    if event.reason is Reason.UNBATCHABLE:
+        executor.unbatched[command.function] = event.message
+    _execution_ended_badly(turn, command, executor, event.reason, event.message)
 
 
-def _execution_ended_badly(turn: Turn, request: Request, executor: Executor, reason: Reason, message: str) -> None:
-    """A failed load or a closed window is no fault of the request: it may start over. What a model raised is final."""
-    function = turn.end_execution(request, executor, reason)
-    if reason in (Reason.LOAD_FAILED, Reason.TOO_LATE, Reason.TOO_EARLY) or request.state is RequestState.ABANDONED:
-        turn.requeue(request, reason, message)
-    else:
-        turn.refuse(request, reason, message)
+def _execution_ended_badly(turn: Turn, command: Execute, executor: Executor, reason: Reason, message: str) -> None:
+    """A failed load or a closed window is no fault of the request: it may start over. What a model raised is final,
+    unless it may have been another request's fault, or the filling's."""
+    requests = _requests_of(turn, command)
+    function = turn.end_execution(command, executor, reason)
+    faultless = reason in (Reason.LOAD_FAILED, Reason.TOO_LATE, Reason.TOO_EARLY)
+    for request in reversed(requests):  # each goes to the front of the queue
+        if faultless or request.state is RequestState.ABANDONED:
+            turn.requeue(request, reason, message)
+        elif command.padded_rows:
+            turn.set_apart(request)
+        else:
+            turn.refuse(request, reason, message)
     turn.settle(function)
 
 
@@ -177,10 +194,10 @@ def command_refused(turn: Turn, event: CommandRefused) -> None:
         case Load():
             _load_ended_badly(turn, turn.state.functions[command.function], executor, message)
         case Execute():
-            request = turn.state.requests[command.request]
-            if turn.now >= request.timeout_ns and request.state is RequestState.EXECUTING:
-                time_out(turn, request)
-            _execution_ended_badly(turn, request, executor, event.reason, message)
+            for request in _requests_of(turn, command):
+                if turn.now >= request.timeout_ns and request.state is RequestState.EXECUTING:
+                    time_out(turn, request)
+            _execution_ended_badly(turn, command, executor, event.reason, message)
         case Evict() | Cancel() | Forget():
             raise AssertionError(f"{executor.id} refused {command}, whose window never closes")
         case _ as never:

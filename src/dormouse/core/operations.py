@@ -152,6 +152,7 @@ def _delete(turn: Turn, function: Function) -> None:
         if function.id in executor.known:
             executor.known.discard(function.id)
             executor.built.discard(function.id)
+            executor.unbatched.pop(function.id, None)
             turn.commands.append(Forget(executor.id, turn.number(), function.id))
     for queue in function.waits_in:
         queue.discard(function.id)

@@ -85,6 +85,8 @@ class Scheduler:
         HANDLERS[type(event)](turn, event)
         if state.executorless_since_ns is not None or (state.timeouts and state.timeouts[0][0] <= now):
             requests.expire(turn)
+        if state.gatherings and state.gatherings[0][0] <= now:
+            requests.end_gatherings(turn)
         dispatch(turn)
         wanted = requests.next_timer_ns(state)
         if wanted is not None and (state.timer_ns is None or wanted < state.timer_ns):

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from dormouse.core.lead import Lead
 from dormouse.core.ledger import Ledger
-from dormouse.core.messages import ExecutorCommand
+from dormouse.core.messages import Execute, ExecutorCommand
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.types import (
     Bytes,
@@ -241,6 +241,11 @@ class Request:
     path: Path = Path.RESIDENT
     started_ns: Ns = 0
     attempts: int = 0
+    rows: int = 1
+    alike: str = ""
+    """Equal for requests that may run together; empty: it may not."""
+    alone: bool = False
+    """It was among others when their execution failed: it starts over without them."""
     streamed: bool = False
     """Its execution began before its function was there as a whole."""
     chunks: int = 0
@@ -278,6 +283,8 @@ class Function:
     from_disk: bool = False
     """Requests waited while it was read from disk, and no device has loaded it since."""
     load_failures: int = 0
+    gathers_until_ns: Ns | None = None
+    """Its first request, which could run, waits for company until then."""
     queue: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
     residencies: dict[ExecutorId, Residency] = field(default_factory=dict)
     waits_in: list[ReadyQueue] = field(default_factory=list)
@@ -341,7 +348,7 @@ class Executor:
     """Functions with queued requests that may begin on what has come of them."""
     pinned_bytes: Bytes = 0
     """Chunks of residencies that a pin keeps."""
-    executing: RequestId | None = None
+    executing: Execute | None = None
     copying: FunctionId | None = None
     full_for: Want | None = None
     """There was no room for this, and nothing has happened since that could make any: no need to look again."""
@@ -351,6 +358,8 @@ class Executor:
     """Functions that it has loaded before: the next load need not build them."""
     known: set[FunctionId] = field(default_factory=set)
     """Functions that it was ever told to load. Even one whose load failed has left something there."""
+    unbatched: dict[FunctionId, str] = field(default_factory=dict)
+    """Functions whose requests it cannot run together, and why."""
     pending: dict[CommandId, ExecutorCommand] = field(default_factory=dict)
 
     def region_bytes(self, spec: FunctionSpec) -> Bytes:
@@ -386,6 +395,8 @@ class State:
     executorless_since_ns: Ns | None = None
     timeouts: list[tuple[Ns, RequestId]] = field(default_factory=list)
     """A heap; entries of ended requests are skipped."""
+    gatherings: list[tuple[Ns, FunctionId]] = field(default_factory=list)
+    """A heap of when functions stop waiting for company; entries that are no longer so are skipped."""
     timer_ns: Ns | None = None
     """What the shell's timer is set to."""
 

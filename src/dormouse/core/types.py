@@ -77,6 +77,8 @@ class Reason(StrEnum):
     LOAD_FAILED = "load_failed"
     INVALID_INPUT = "invalid_input"
     EXECUTION_FAILED = "execution_failed"
+    UNBATCHABLE = "unbatchable"
+    """Requests that ran together cannot be told apart in the answer. No caller is told: they run one by one."""
     OUTPUT_TOO_LARGE = "output_too_large"
     EXECUTOR_LOST = "executor_lost"
     TOO_EARLY = "too_early"
@@ -101,6 +103,15 @@ class Limits(Struct, frozen=True):
     """A request that has not ended by then is answered with ``Reason.TIMEOUT``."""
 
 
+class Batch(Struct, frozen=True):
+    """How requests of one function are run together."""
+
+    rows: int = 1
+    """The most, counted along the first dimension of the inputs; 1: never together."""
+    wait_ns: Ns = 0
+    """How long the oldest waits for company although a device is free."""
+
+
 class FunctionSpec(Struct, frozen=True):
     """What the core needs to know of a deployed function."""
 
@@ -112,6 +123,7 @@ class FunctionSpec(Struct, frozen=True):
     slo: Slo = Slo()
     pin: Pin = Pin.NONE
     limits: Limits = Limits()
+    batch: Batch = Batch()
 
 
 class Settings(Struct, frozen=True):
