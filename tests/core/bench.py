@@ -34,10 +34,11 @@ C = TypeVar("C")
 
 
 class Bench:
-    """Sends events a millisecond apart and checks the invariants after each."""
+    """Sends events a millisecond apart and checks the invariants after each. Nothing is queued ahead, unless settings
+    say so: what is asked next is then seen to be given next."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.core = Scheduler(settings or Settings(host_capacity_bytes=100 * MIB))
+        self.core = Scheduler(settings or Settings(host_capacity_bytes=100 * MIB, ahead_ns=0))
         self.state = self.core.state
         self.now = 0
         self.operations = 0

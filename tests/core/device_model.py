@@ -43,7 +43,7 @@ class DeviceModel:
                 for load in self.copy_lane:
                     if isinstance(load, Load) and load.function == command.function and load.lead_ns < FOREVER_NS:
                         assert load.command in self.near, "executed before its image had nearly arrived"
-                assert not self.compute_lane, "one compute lane"
+                assert len(self.compute_lane) < 2, "one compute lane, and one execution behind it"
                 loads = {c.function for c in self.copy_lane if isinstance(c, Load)}
                 assert command.function in self.mapped or command.function in loads, "executed without a residency"
                 self.compute_lane.append(command)
@@ -65,7 +65,7 @@ class DeviceModel:
         if isinstance(command, Load):
             self._begin()
             return LoadFinished(self.id, command.command, command.function, load_ns=1)
-        assert command.function != self.executing, "evicted while it ran"
+        assert command.function not in {run.function for run in self.compute_lane}, "evicted while it ran"
         del self.mapped[command.function]
         self._begin()
         return EvictionFinished(self.id, command.command, command.function)

@@ -5,6 +5,7 @@ one runs; a function that is resident never waits behind one that is still arriv
 """
 
 from dormouse.core.admission import larger_than_devices, larger_than_host
+from dormouse.core.ahead import may_queue_behind
 from dormouse.core.batching import company
 from dormouse.core.eviction import images_to_drop, residents_to_bring_home, want_of
 from dormouse.core.operations import depart, evict_everywhere, give_up
@@ -20,7 +21,9 @@ def dispatch(turn: Turn) -> None:
         read_images(turn)
     executors = state.executors.values()
     for executor in executors:
-        if executor.executing is None and executor.ready.keys and (name := executor.ready.first()) is not None:
+        while executor.ready.keys and (executor.executing is None or may_queue_behind(state, executor)):
+            name = executor.ready.first()
+            assert name is not None, "there are keys"
             _execute(turn, state.functions[name], executor)
     if state.homeless.keys:
         load_images(turn)

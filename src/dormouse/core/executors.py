@@ -62,9 +62,9 @@ def lost(turn: Turn, event: ExecutorLost) -> None:
     turn.look_again()
     if not turn.state.executors:
         turn.state.executorless_since_ns = turn.now
-    if executor.executing is not None:
-        message = f"the executor was lost while it ran '{executor.executing.function}': {event.message}"
-        for request in reversed(_requests_of(turn, executor.executing)):
+    for command in filter(None, (executor.ahead, executor.executing)):  # each goes to the front of its queue
+        message = f"the executor was lost while it ran '{command.function}': {event.message}"
+        for request in reversed(_requests_of(turn, command)):
             turn.requeue(request, Reason.EXECUTOR_LOST, message)
     for name in executor.recency:
         function = turn.state.functions[name]

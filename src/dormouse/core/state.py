@@ -206,6 +206,7 @@ REQUEST_TRANSITIONS: Mapping[tuple[RequestState, RequestChange], RequestState] =
 ABSENT: Final = ResidencyState.ABSENT
 ARRIVING: Final = ResidencyState.ARRIVING
 RESIDENT: Final = ResidencyState.RESIDENT
+RUNNING: Final = ResidencyState.RUNNING
 STREAMING: Final = ResidencyState.STREAMING
 EXECUTE: Final = ResidencyChange.EXECUTE
 EXECUTED: Final = ResidencyChange.EXECUTED
@@ -343,12 +344,14 @@ class Executor:
     chunk_bytes: Bytes
     free_bytes: Bytes
     ready: ReadyQueue
-    """Functions with queued requests, resident here."""
+    """Functions with queued requests, resident here, also while others of theirs run."""
     arriving: ReadyQueue
     """Functions with queued requests that may begin on what has come of them."""
     pinned_bytes: Bytes = 0
     """Chunks of residencies that a pin keeps."""
     executing: Execute | None = None
+    ahead: Execute | None = None
+    """Queued behind it, to begin as soon as it ends; its function counts as running already."""
     copying: FunctionId | None = None
     full_for: Want | None = None
     """There was no room for this, and nothing has happened since that could make any: no need to look again."""

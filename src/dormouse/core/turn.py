@@ -35,6 +35,7 @@ from dormouse.core.state import (
     PINNED,
     RESIDENCY_TRANSITIONS,
     RESIDENT,
+    RUNNING,
     STREAMING,
     Executor,
     Function,
@@ -88,7 +89,7 @@ class Turn:
             executor = self.state.executors[name]
             executor.full_for = None
             if function.queue:
-                if residency.state is RESIDENT:
+                if residency.state is RESIDENT or residency.state is RUNNING:
                     if not (function.spec.batch.wait_ns and self._gather(function, executor, gathered_until_ns)):
                         self._wait_in(executor.ready, function)
                 elif residency.state is ARRIVING:
@@ -169,8 +170,9 @@ class Turn:
         self._change(function, executor, change)
 
     def execute(self, function: Function, executor: Executor, requests: list[Request]) -> None:
-        """Start these requests of a function as one on an executor where it is resident or arriving."""
-        assert executor.executing is None, f"{executor.id} executes {executor.executing} already"
+        """Start these requests of a function as one on an executor where it is resident or arriving; or, if the lane
+        is taken, queue them behind what runs there."""
+        assert executor.ahead is None, f"{executor.id} has {executor.ahead} to do already"
         residency = function.residencies[executor.id]
         for request in requests:
             self._begin(request, function, residency)
@@ -178,14 +180,18 @@ class Turn:
         executor.recency.move_to_end(function.id)
         if function.image is IN_HOST_MEMORY:
             self.state.host_recency.move_to_end(function.id)
-        self._change(function, executor, EXECUTE)
+        if residency.state is not RUNNING:
+            self._change(function, executor, EXECUTE)
         first, padded = requests[0], padded_rows(function, executor, requests)
         latest = first.timeout_ns
         if len(requests) > 1:  # until nobody waits any more
             latest = max(request.timeout_ns for request in requests)
         others = tuple([request.id for request in requests[1:]])
         command = Execute(executor.id, self.number(), first.id, function.id, self.now, latest, others, padded)
-        executor.executing = command
+        if executor.executing is None:
+            executor.executing = command
+        else:
+            executor.ahead = command
         self._send(executor, command)
         self.settle(function)
 
@@ -200,14 +206,24 @@ class Turn:
         request.attempts += 1
 
     def end_execution(self, command: Execute, executor: Executor, reason: Reason | None = None) -> Function:
-        """The compute lane is free again. ``reason`` says why, unless it ran to its end."""
+        """The compute lane is free for what is queued behind. ``reason`` says why, unless it ran to its end."""
         assert executor.executing is command, f"{executor.id} was not executing {command.request}"
-        executor.executing = None
         function = self.state.functions[command.function]
         streams = function.residencies[executor.id].state is STREAMING
         broken = streams and reason is Reason.LOAD_FAILED
         self._change(function, executor, ResidencyChange.BREAK if broken else EXECUTED)
+        executor.executing, executor.ahead = executor.ahead, None
+        if executor.executing is not None:
+            self._advance(executor.executing, executor)
         return function
+
+    def _advance(self, command: Execute, executor: Executor) -> None:
+        """What was queued behind has begun."""
+        function = self.state.functions[command.function]
+        if function.residencies[executor.id].state is RESIDENT:  # its own run was before it
+            self._change(function, executor, EXECUTE)
+        for request in command.requests:
+            self.state.requests[request].started_ns = self.now
 
     def evict(self, function: Function, executor: Executor) -> None:
         """Give a function's chunks back; they may be promised to the next load at once."""

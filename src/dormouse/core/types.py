@@ -143,6 +143,8 @@ class Settings(Struct, frozen=True):
     attempts: int = 2
     """How often a request is started before a lost executor ends it."""
     command_window_ns: Ns = 120_000_000_000
+    ahead_ns: Ns = 3_000_000
+    """Behind a run that is no longer than this the next one is queued on its device at once; 0: never."""
     executor_grace_ns: Ns = 30_000_000_000
     """How long requests wait for an executor when none is there."""
 

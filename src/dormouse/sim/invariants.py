@@ -47,9 +47,9 @@ def check_requests(state: State) -> None:
         assert (request.state is RequestState.QUEUED) == (request.id in queued)
         if request.state is not RequestState.QUEUED:
             assert request.executor is not None
-            running = state.executors[request.executor].executing
-            assert running is not None
-            assert request.id in running.requests
+            executor = state.executors[request.executor]
+            given = [command for command in (executor.executing, executor.ahead) if command is not None]
+            assert sum(request.id in command.requests for command in given) == 1
     assert queued <= set(state.requests)
 
 
@@ -70,7 +70,7 @@ def check_waiting(state: State) -> None:
         assert until_ns is None or (function.queue and (until_ns, function.id) in due)
     for executor in state.executors.values():
         asked = {n: r.state for n, r in executor.recency.items() if state.functions[n].queue}
-        resident = {n for n, s in asked.items() if s is ResidencyState.RESIDENT}
+        resident = {n for n, s in asked.items() if s in (ResidencyState.RESIDENT, ResidencyState.RUNNING)}
         gathering = {n for n in resident if state.functions[n].gathers_until_ns is not None}
         assert resident - gathering == set(executor.ready.keys)
         assert {n for n, s in asked.items() if s is ResidencyState.ARRIVING} == set(executor.arriving.keys)
@@ -83,9 +83,10 @@ def check_executor(state: State, executor: Executor) -> None:
     assert copying == ({executor.copying} - {None})
     in_use = (ResidencyState.RUNNING, ResidencyState.STREAMING, ResidencyState.FAILING)
     running = {n for n, r in executor.recency.items() if r.state in in_use}
-    run = executor.executing
-    assert running == ({run.function} if run else set())
-    if run is not None:
+    given = [command for command in (executor.executing, executor.ahead) if command is not None]
+    assert executor.ahead is None or executor.executing is not None
+    assert running == {command.function for command in given}
+    for run in given:
         requests = [state.requests[name] for name in run.requests]
         assert len(set(run.requests)) == len(requests)
         check_batch(requests, state.functions[run.function].spec.batch.rows, run.padded_rows)
