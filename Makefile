@@ -12,7 +12,7 @@ TORCH ?= $(if $(GPU),torch>=2.11,torch==2.13.0)
 EXTRAS := demo,test$(if $(GPU),$(comma)gpu)
 SECONDS_OF_DEMO ?= 30
 
-.PHONY: help install demo test test-gpu lint types format check clean
+.PHONY: help install demo test sim test-gpu lint types format check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ demo: $(VENV)/installed ## the main job: many real models, a small device, every
 
 test: $(VENV)/installed lint types ## lint, types and every test that needs no GPU
 	$(BIN)/python -m pytest --cov --cov-report=term -m 'not gpu'
+
+sim: $(VENV)/installed ## 2,000 random histories of a small node with faults; a failure prints its seed
+	$(BIN)/python -m dormouse.sim.campaign
 
 test-gpu: ## the tests that need an NVIDIA GPU, with the python on the PATH
 	$(PYTHON) -m pytest tests/gpu tests/contract -m gpu

@@ -37,10 +37,24 @@ MAY_IMPORT: dict[str, set[str]] = {
         "store",
         "model",
         "executor",
+        "journal",
     },
+    "journal": {"core", "errors"},
+    "sim": {"core", "errors", "journal"},
     "demo": {"core", "errors", "tensors", "functions", "config"},
     "serving": {"core", "errors", "submit", "config", "control", "gateway"},
-    "cli": {"core", "errors", "functions", "config", "calibration", "device", "serving", "demo"},
+    "cli": {
+        "core",
+        "errors",
+        "functions",
+        "config",
+        "calibration",
+        "device",
+        "serving",
+        "demo",
+        "journal",
+        "sim",
+    },
     "__init__": set(),
 }
 """Room by room, the other rooms of the house that its files may import. ``functions.py`` is a room of one file."""
@@ -72,6 +86,8 @@ TORCH_FREE = {
     "control",
     "serving",
     "cli",
+    "journal",
+    "sim",
 }
 
 

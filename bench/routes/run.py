@@ -106,25 +106,27 @@ def introduce(device: Device, source: Device) -> None:
 
 def copied_ms(device: Device, size_bytes: Bytes, route: Route, group_bytes: Bytes, *, mapped: bool) -> float:
     """Groups by a route into a region, as a load queues them."""
-    groups = list(pieces_of(route.extents, size_bytes, group_bytes))
+    several = route.groups_per_copy
+    copies = list(pieces_of(route.extents, size_bytes, group_bytes * several))
     region = device.reserve(size_bytes)
     done, step = 0, device.chunk_bytes
     if mapped:
         device.map(region, size_bytes)
         done = region.reserved_bytes
     with clock() as elapsed:
-        if device.maps_ahead and not mapped:
+        if device.maps_ahead and not route.is_brief and not mapped:
             device.map(region, size_bytes)
             done = region.reserved_bytes
-        for number, group in enumerate(groups):
-            end = group[-1].offset + group[-1].size_bytes
+        for number, copy in enumerate(copies):
+            end = copy[-1].offset + copy[-1].size_bytes
             if end > done:
                 done = min(max(end, done + step), region.reserved_bytes)
                 step *= 2
                 device.map(region, done)
-            for piece in group:
+            for piece in copy:
                 route.queue(device, region, number, piece)
-            fence = device.fence()
+            for _ in range(several):
+                fence = device.fence()
         fence.synchronize()
     device.unmap(region)
     device.release(region)
@@ -168,7 +170,7 @@ class RoutedBench(Bench):
 
         def swap() -> None:
             leaving.evict()
-            runner.load(self.image.extents, arrival, self.device.sweep, route)
+            runner.load(self.image.extents, arrival, self.device.sweep, route=route)
 
         with clock() as elapsed:
             self.lane.put(swap)

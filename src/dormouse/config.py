@@ -51,6 +51,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Torch threads of a CPU executor; 0: one fewer than the cores, at least one."""
     graphs: Literal["auto", "off"] = "auto"
     """Capture CUDA graphs of what is run, where that is possible; off: run everything eagerly."""
+    images: Literal["disk", "dram"] = "disk"
+    """Where sleeping images are kept: on disk and, as far as there is room, in host memory; or in host memory alone."""
     routes: Literal["auto", "peer", "host"] = "auto"
     """Ways to a device: ``host``, over its own link alone; ``peer``, from other devices too; ``auto``, over neighbours'
     links too."""

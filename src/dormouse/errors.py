@@ -107,11 +107,13 @@ _BY_REASON: dict[Reason, type[DormouseError]] = {
     Reason.LOAD_FAILED: Unavailable,
     Reason.INVALID_INPUT: InvalidRequest,
     Reason.EXECUTION_FAILED: ExecutionFault,
+    Reason.UNBATCHABLE: ExecutionFault,
     Reason.OUTPUT_TOO_LARGE: TooLarge,
     Reason.EXECUTOR_LOST: Unavailable,
     Reason.TOO_EARLY: Unavailable,
     Reason.TOO_LATE: DeadlineMissed,
     Reason.ALREADY_DEPLOYED: Conflict,
+    Reason.IN_MEMORY_ONLY: Conflict,
     Reason.SHUTTING_DOWN: Unavailable,
 }
 

@@ -54,6 +54,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """The directory a ``module:callable`` is imported from; must be under an ``--allow-code`` directory."""
     arguments: dict[str, Any] = {}
     """Keyword arguments for the callable."""
+    like: str | None = None
+    """A deployed function of the same architecture: ``source`` gives tensors only, all else is that function's. Then it
+    may also be a ``.safetensors`` file, or a callable that returns tensors by name."""
     dtype: str | None = None
     task: str = "auto"
     pin: Pin = Pin.NONE
@@ -81,6 +84,13 @@ def checked(manifest: Manifest, origin: str) -> Manifest:
         ),
         (manifest.source != "", "source", manifest.source, "a directory, a .pt2 file or module:callable"),
         (manifest.dtype is None or manifest.dtype in DTYPES, "dtype", manifest.dtype, f"one of {', '.join(DTYPES)}"),
+        (manifest.like != "", "like", manifest.like, "the name of a deployed function"),
+        (
+            manifest.like is None or not (manifest.inputs or manifest.dtype or manifest.task != "auto"),
+            "like",
+            manifest.like,
+            "no inputs, dtype or task beside it: those are the other function's",
+        ),
         (manifest.task in TASKS, "task", manifest.task, f"one of {', '.join(TASKS)}"),
         (_is_duration(manifest.slo.deadline_ms), "slo.deadline_ms", manifest.slo.deadline_ms, DURATION),
         (0 < manifest.slo.percentile < 100, "slo.percentile", manifest.slo.percentile, "between 0 and 100"),

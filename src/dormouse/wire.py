@@ -21,6 +21,7 @@ from dormouse.core.messages import (
     ExecutionFailed,
     ExecutionFinished,
     Forget,
+    ImageNearlyArrived,
     Load,
     LoadFailed,
     LoadFinished,
@@ -217,6 +218,7 @@ FromExecutor = (
     | PeerAdopted
     | PeerNotAdopted
     | ChunkReady
+    | ImageNearlyArrived
     | LoadFinished
     | LoadFailed
     | EvictionFinished

@@ -12,6 +12,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import (
+    Batch,
     DeviceId,
     ExecutorId,
     FunctionId,
@@ -23,7 +24,7 @@ from dormouse.core.types import (
     Settings,
     Slo,
 )
-from tests.core import invariants
+from dormouse.sim import invariants
 
 MIB = 1024 * 1024
 MS = 1_000_000
@@ -33,10 +34,11 @@ C = TypeVar("C")
 
 
 class Bench:
-    """Sends events a millisecond apart and checks the invariants after each."""
+    """Sends events a millisecond apart and checks the invariants after each. Nothing is queued ahead, unless settings
+    say so: what is asked next is then seen to be given next."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.core = Scheduler(settings or Settings(host_capacity_bytes=100 * MIB))
+        self.core = Scheduler(settings or Settings(host_capacity_bytes=100 * MIB, ahead_ns=0))
         self.state = self.core.state
         self.now = 0
         self.operations = 0
@@ -64,13 +66,17 @@ class Bench:
         slo_ms: int = 1000,
         limits: Limits | None = None,
         state_mib: int = 0,
+        batch: Batch | None = None,
     ) -> list[Command]:
-        spec = FunctionSpec(FunctionId(name), mib * MIB, state_mib * MIB, Slo(slo_ms * MS), pin, limits or Limits())
+        slo, limits, batch = Slo(slo_ms * MS), limits or Limits(), batch or Batch()
+        spec = FunctionSpec(FunctionId(name), mib * MIB, state_mib * MIB, slo, pin, limits, batch)
         return self.send(FunctionDeployed(self.operation(), spec))
 
-    def park(self, name: str, mib: int = 10, *, pin: Pin = Pin.NONE, limits: Limits | None = None) -> list[Command]:
+    def park(
+        self, name: str, mib: int = 10, *, pin: Pin = Pin.NONE, limits: Limits | None = None, batch: Batch | None = None
+    ) -> list[Command]:
         """Deploy, and the image is read at once."""
-        self.deploy(name, mib, pin=pin, limits=limits)
+        self.deploy(name, mib, pin=pin, limits=limits, batch=batch)
         return self.send(ImageRead(FunctionId(name)))
 
     def ask(
@@ -81,6 +87,8 @@ class Bench:
         timeout_ms: float | None = None,
         priority: int = 0,
         after_ms: float = 1,
+        rows: int = 1,
+        alike: str = "",
     ) -> list[Command]:
         """A request; deadlines count from its arrival. Its id is ``self.requests``."""
         self.requests += 1
@@ -91,6 +99,8 @@ class Bench:
             None if deadline_ms is None else arrival + round(deadline_ms * MS),
             None if timeout_ms is None else arrival + round(timeout_ms * MS),
             priority,
+            rows,
+            alike,
         )
         return self.send(event, after_ms=after_ms)
 

@@ -15,11 +15,12 @@ from dormouse.core.messages import (
     ExecutionFinished,
     ExecutorCommand,
     Forget,
+    ImageNearlyArrived,
     Load,
     LoadFailed,
     LoadFinished,
 )
-from dormouse.core.types import Bytes, CommandId, ExecutorId, FunctionId, Ns, Reason
+from dormouse.core.types import FOREVER_NS, Bytes, CommandId, ExecutorId, FunctionId, Ns, Reason
 
 
 @dataclass
@@ -34,6 +35,8 @@ class DeviceModel:
     """Every device, this one too."""
     spoilt: set[CommandId] = field(default_factory=set)
     """Loads whose source was lost: most of them fail."""
+    near: set[CommandId] = field(default_factory=set)
+    """Loads of which it has said that they have nearly arrived."""
 
     def obey(self, command: ExecutorCommand) -> None:
         match command:
@@ -53,7 +56,10 @@ class DeviceModel:
                 self.copy_lane.append(command)
                 self._begin()
             case Execute():
-                assert not self.compute_lane, "one compute lane"
+                for load in self.copy_lane:
+                    if isinstance(load, Load) and load.function == command.function and load.lead_ns < FOREVER_NS:
+                        assert load.command in self.near, "executed before its image had nearly arrived"
+                assert len(self.compute_lane) < 2, "one compute lane, and one execution behind it"
                 loads = {c.function for c in self.copy_lane if isinstance(c, Load)}
                 assert command.function in self.mapped or command.function in loads, "executed without a residency"
                 self.compute_lane.append(command)
@@ -87,10 +93,18 @@ class DeviceModel:
         if isinstance(command, Load):
             self._begin()
             return LoadFinished(self.id, command.command, command.function, load_ns=1)
-        assert command.function != self.executing, "evicted while it ran"
+        assert command.function not in {run.function for run in self.compute_lane}, "evicted while it ran"
         del self.mapped[command.function]
         self._begin()
         return EvictionFinished(self.id, command.command, command.function)
+
+    def approach(self) -> ImageNearlyArrived | None:
+        """The load at the head of the lane has nearly arrived; None if nobody wants to know."""
+        load = self.copy_lane[0]
+        if not isinstance(load, Load) or load.lead_ns >= FOREVER_NS or load.command in self.near:
+            return None
+        self.near.add(load.command)
+        return ImageNearlyArrived(self.id, load.command, load.function)
 
     def fail_load(self) -> list[ExecutionFailed | LoadFailed]:
         """A copy went wrong: first the execution that waits for it ends, then the load, rolled back."""
@@ -101,12 +115,14 @@ class DeviceModel:
         events: list[ExecutionFailed | LoadFailed] = []
         if self.executing == command.function:
             run = self.compute_lane.popleft()
-            events.append(ExecutionFailed(self.id, run.command, run.request, Reason.LOAD_FAILED, "injected"))
+            events.append(
+                ExecutionFailed(self.id, run.command, run.request, Reason.LOAD_FAILED, "injected", run.others)
+            )
         return [*events, LoadFailed(self.id, command.command, command.function, "injected")]
 
     def finish_execution(self, device_ns: Ns = 1) -> ExecutionFinished:
         command = self.compute_lane.popleft()
-        return ExecutionFinished(self.id, command.command, command.request, device_ns)
+        return ExecutionFinished(self.id, command.command, command.request, device_ns, command.others)
 
     def refuse_load(self) -> Load:
         """The load came outside its window; an execution that counts on it will find nothing there."""
@@ -118,7 +134,14 @@ class DeviceModel:
 
     def fail_execution(self) -> ExecutionFailed:
         command = self.compute_lane.popleft()
-        return ExecutionFailed(self.id, command.command, command.request, self._fault(command), "injected")
+        fault = self._fault(command)
+        return ExecutionFailed(self.id, command.command, command.request, fault, "injected", command.others)
+
+    def cannot_split(self) -> ExecutionFailed:
+        """The answer of a batch could not be cut apart."""
+        command = self.compute_lane.popleft()
+        why = Reason.UNBATCHABLE
+        return ExecutionFailed(self.id, command.command, command.request, why, "injected", command.others)
 
     def _fault(self, command: Execute) -> Reason:
         return Reason.EXECUTION_FAILED if self.can_run(command) else Reason.LOAD_FAILED

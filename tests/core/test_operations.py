@@ -318,6 +318,19 @@ def test_asking_twice_for_a_load_that_has_not_begun_promises_its_memory_once() -
     assert bench.state.parking_bytes == 10 * MIB
 
 
+def test_a_function_on_a_device_whose_image_was_dropped_is_read_when_its_load_is_asked_for(bench: Bench) -> None:
+    """Found by the fault campaign: nobody would have read it while it stayed on the device."""
+    for name in (A, B, C):
+        bench.park(name)
+        serve(bench, name)
+    assert bench.state.functions[A].image is ImageState.DISK
+    assert bench.state.functions[A].residencies
+    load = bench.operation()
+    commands = bench.send(LoadRequested(load, A))
+    assert only(commands, ReadImage).function == A
+    assert only(bench.send(ImageRead(A)), Acknowledge).operation == load
+
+
 def test_loading_what_is_in_host_memory_is_done_at_once(bench: Bench) -> None:
     bench.park("a/1")
     assert only(bench.send(LoadRequested(bench.operation(), A)), Acknowledge).reason is None
@@ -426,3 +439,46 @@ def test_a_leaving_device_pin_is_not_loaded_again() -> None:
     assert bench.send(UnloadRequested(bench.operation(), A)) == []
     eviction = only(bench.send(LoadFinished(GPU, load.command, A, 1)), Evict)
     assert every(bench.send(EvictionFinished(GPU, eviction.command, A)), Load) == []
+
+
+# ------------------------------------------------------------------ images that live in memory only
+
+
+@pytest.fixture
+def memory_only() -> Bench:
+    bench = Bench(Settings(host_capacity_bytes=20 * MIB, host_is_last=True))
+    bench.join()
+    return bench
+
+
+def test_in_memory_only_a_deploy_that_finds_no_room_is_refused_with_the_numbers(memory_only: Bench) -> None:
+    memory_only.park("a/1", 12)
+    refusal = only(memory_only.deploy("b/1", 10), Acknowledge)
+    assert refusal.reason is Reason.HOST_MEMORY_FULL
+    assert all(number in refusal.message for number in ("10.0 MiB", "20.0 MiB", "8.0 MiB"))
+    assert memory_only.state.functions[A].image is ImageState.HOST
+
+
+def test_in_memory_only_room_is_promised_to_one_deploy(memory_only: Bench) -> None:
+    memory_only.deploy("a/1", 8)
+    memory_only.deploy("b/1", 8)
+    assert only(memory_only.deploy("c/1", 8), Acknowledge).reason is Reason.HOST_MEMORY_FULL
+    for name in (A, B):
+        assert only(memory_only.send(ImageRead(name)), Acknowledge).reason is None
+
+
+def test_in_memory_only_nothing_is_unloaded_but_anything_can_be_removed(memory_only: Bench) -> None:
+    memory_only.park("a/1")
+    refusal = only(memory_only.send(UnloadRequested(memory_only.operation(), A)), Acknowledge)
+    assert refusal.reason is Reason.IN_MEMORY_ONLY
+    assert memory_only.state.functions[A].accepts
+    assert only(memory_only.send(RemovalRequested(memory_only.operation(), A)), Acknowledge).reason is None
+    assert memory_only.state.host_used_bytes == 0
+
+
+def test_in_memory_only_a_function_that_is_on_disk_still_is_refused_when_it_finds_no_room(memory_only: Bench) -> None:
+    restore(memory_only, "a/1")
+    memory_only.send(ImageRead(A))
+    restore(memory_only, "b/1", 12)
+    assert only(memory_only.ask("b/1"), Refuse).reason is Reason.HOST_MEMORY_FULL
+    assert memory_only.state.functions[A].image is ImageState.HOST

@@ -52,7 +52,7 @@ MEASURED = Topology(
 @pytest.fixture
 def bench() -> Bench:
     """Two devices that know each other, and functions that are parked and were built on both."""
-    bench = Bench(Settings(host_capacity_bytes=400 * MIB, topology=MEASURED))
+    bench = Bench(Settings(host_capacity_bytes=400 * MIB, topology=MEASURED, ahead_ns=-1))
     for executor in (ONE, TWO):
         bench.join(executor, capacity_mib=30)
     for name in ("a/1", "b/1", "c/1"):
@@ -91,7 +91,9 @@ def test_a_request_that_would_miss_its_deadline_behind_a_busy_device_gets_a_copy
 
 def test_a_request_in_time_waits_until_the_wait_is_long_beside_the_copy(bench: Bench) -> None:
     running_on_one(bench)
-    began = bench.state.requests[bench.state.executors[ONE].executing].started_ns  # type: ignore[index]
+    running = bench.state.executors[ONE].executing
+    assert running is not None
+    began = bench.state.requests[running.request].started_ns
     commands = bench.ask("a/1")
     assert loads(commands) == []
     wake = only(commands, SetTimer).at_ns
@@ -115,7 +117,9 @@ def test_what_is_left_of_a_usual_run_is_known_and_a_short_rest_is_waited_for(ben
     bench.ask("a/1")
     assert loads(bench.ask("a/1", after_ms=19)) == [], "one millisecond is left"
     assert bench.state.replicate_at_ns is not None
-    one.executed()
+    (run,) = one.pending(Execute)
+    assert isinstance(run, Execute)
+    bench.send(ExecutionFinished(ONE, run.command, run.request, 20 * MS))
     assert loads(bench.ask("a/1", after_ms=1)) == FROM_ONE, "nineteen are left"
 
 
@@ -130,7 +134,7 @@ def test_a_long_queue_counts_as_waiting(bench: Bench) -> None:
 
 
 def test_a_function_that_waits_behind_another_is_copied_too() -> None:
-    bench = Bench(Settings(host_capacity_bytes=400 * MIB, topology=MEASURED))
+    bench = Bench(Settings(host_capacity_bytes=400 * MIB, topology=MEASURED, ahead_ns=-1))
     bench.join(ONE, capacity_mib=30)
     one = Device(bench, ONE)
     for name in ("a/1", "b/1"):

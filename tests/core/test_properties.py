@@ -7,7 +7,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dormouse.control.journal import encode_commands
 from dormouse.core.messages import (
     Acknowledge,
     Cancel,
@@ -40,6 +39,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import (
+    Batch,
     DeviceId,
     ExecutorId,
     FunctionId,
@@ -54,7 +54,8 @@ from dormouse.core.types import (
     Topology,
     round_up,
 )
-from tests.core import invariants
+from dormouse.journal import encode_commands
+from dormouse.sim import invariants
 from tests.core.device_model import DeviceModel
 
 PAGE = 2
@@ -71,17 +72,21 @@ SPECS = st.builds(
     slo=st.builds(Slo, st.integers(1, 60)),
     pin=st.sampled_from([Pin.NONE, Pin.NONE, Pin.NONE, Pin.HOST, Pin.DEVICE]),
     limits=st.just(Limits(5, 80)),
+    batch=st.builds(Batch, st.integers(1, 5), st.integers(0, 12)),
 )
 
 
 class Histories(RuleBasedStateMachine):
     """The world outside the core: clients, two devices, a host store, an administrator, and a clock."""
 
-    @initialize(host=st.integers(8, 40), policy=st.sampled_from(["edf", "fifo"]), furnished=st.booleans())
-    def start(self, host: int, policy: str, furnished: bool) -> None:
+    @initialize(
+        host=st.integers(8, 40), policy=st.sampled_from(["edf", "fifo"]), last=st.booleans(), furnished=st.booleans()
+    )
+    def start(self, host: int, policy: str, last: bool, furnished: bool) -> None:
         self.settings = Settings(
             host_capacity_bytes=host,
             host_page_bytes=PAGE,
+            host_is_last=last,
             queueing=policy,
             queue_length=12,
             executor_grace_ns=50,
@@ -96,6 +101,8 @@ class Histories(RuleBasedStateMachine):
         self.devices: dict[ExecutorId, DeviceModel] = {}
         self.sizes: dict[FunctionId, int] = {}
         self.reads: list[FunctionId] = []
+        self.device_ns: dict[FunctionId, int] = {}
+        """By function: what its executions have taken, to be found in its ledger to the nanosecond."""
         self.open: set[RequestId] = set()
         self.operations: set[OperationId] = set()
         self.serial = 0
@@ -157,6 +164,7 @@ class Histories(RuleBasedStateMachine):
     @rule(spec=SPECS, kind=st.sampled_from(["new", "new", "restored", "restored unavailable"]))
     def deploy(self, spec: FunctionSpec, kind: str) -> None:
         if spec.id not in self.core.state.functions:
+            self.device_ns[spec.id] = 0
             self.sizes[spec.id] = round_up(spec.image_bytes, CHUNK)
         self.post(FunctionDeployed(self.operation(), spec, kind != "new", kind != "restored unavailable"))
 
@@ -165,19 +173,22 @@ class Histories(RuleBasedStateMachine):
         deadline=st.none() | st.integers(0, 30),
         timeout=st.none() | st.integers(0, 40),
         priority=st.integers(0, 2),
+        shape=st.tuples(st.integers(1, 6), st.sampled_from(["", "x", "x", "x", "y"])),
     )
-    def ask(self, function: FunctionId, deadline: int | None, timeout: int | None, priority: int) -> None:
+    def ask(
+        self, function: FunctionId, deadline: int | None, timeout: int | None, priority: int, shape: tuple[int, str]
+    ) -> None:
         self.serial += 1
         request = RequestId(self.serial)
         self.open.add(request)
         at = [None if d is None else self.now + d for d in (deadline, timeout)]
-        self.post(RequestArrived(request, function, at[0], at[1], priority))
+        self.post(RequestArrived(request, function, at[0], at[1], priority, *shape))
 
     @rule(function=st.sampled_from(FUNCTIONS[:2]), count=st.integers(2, 4), deadline=st.integers(0, 30))
     def rush(self, function: FunctionId, count: int, deadline: int) -> None:
         """More than one device serves at a time."""
         for _ in range(count):
-            self.ask(function, deadline, None, 0)
+            self.ask(function, deadline, None, 0, (1, ""))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -216,11 +227,13 @@ class Histories(RuleBasedStateMachine):
         self.post(ExecutorLost(executor, "injected"))
 
     @precondition(lambda self: any(d.copy_lane for d in self.devices.values()))
-    @rule(data=st.data(), fails=st.integers(0, 3))
+    @rule(data=st.data(), fails=st.integers(0, 4))
     def copy(self, data: st.DataObject, fails: int) -> None:
         device = data.draw(st.sampled_from([d for d in self.devices.values() if d.copy_lane]))
         head = device.copy_lane[0]
-        if fails == 0 and isinstance(head, Load):
+        if fails >= 2 and (near := device.approach()) is not None:
+            self.post(near)
+        elif fails == 0 and isinstance(head, Load):
             for event in device.fail_load():
                 self.post(event)
         elif fails == 1 and isinstance(head, Load):
@@ -229,19 +242,26 @@ class Histories(RuleBasedStateMachine):
             self.post(device.finish_copy())
 
     @precondition(lambda self: any(d.compute_lane for d in self.devices.values()))
-    @rule(data=st.data(), ending=st.sampled_from(["finish", "finish", "finish", "fail", "chunk", "refuse"]))
-    def compute(self, data: st.DataObject, ending: str) -> None:
+    @rule(
+        data=st.data(),
+        ending=st.sampled_from(["finish", "finish", "finish", "fail", "chunk", "refuse", "mixed up"]),
+        device_ns=st.integers(1, 20),
+    )
+    def compute(self, data: st.DataObject, ending: str, device_ns: int) -> None:
         device = data.draw(st.sampled_from([d for d in self.devices.values() if d.compute_lane]))
         command = device.compute_lane[0]
         if ending == "fail" or not device.can_run(command):
             self.post(device.fail_execution())
-        elif ending == "chunk":
+        elif ending == "mixed up" and command.padded_rows:
+            self.post(device.cannot_split())
+        elif ending == "chunk" and not command.padded_rows:
             self.post(ChunkProduced(device.id, command.command, command.request))
         elif ending == "refuse":
             device.compute_lane.popleft()
             self.post(CommandRefused(device.id, command.command, Reason.TOO_LATE))
         else:
-            self.post(device.finish_execution())
+            self.device_ns[command.function] = self.device_ns.get(command.function, 0) + device_ns
+            self.post(device.finish_execution(device_ns))
 
     @precondition(lambda self: self.reads)
     @rule(fails=st.integers(0, 4))
@@ -265,6 +285,8 @@ class Histories(RuleBasedStateMachine):
             invariants.check(self.core.state)
             waiting = {r.id for r in self.core.state.requests.values() if r.state.value != "abandoned"}
             assert waiting == self.open
+            for function in self.core.state.functions.values():
+                assert function.ledger.device_ns == self.device_ns[function.id]
 
     def teardown(self) -> None:
         if hasattr(self, "core"):
@@ -298,7 +320,10 @@ class Histories(RuleBasedStateMachine):
         if not device.compute_lane:
             return device.finish_copy()
         runs = device.can_run(device.compute_lane[0])
-        return device.finish_execution() if runs else device.fail_execution()
+        if not runs:
+            return device.fail_execution()
+        self.device_ns[device.compute_lane[0].function] += 1
+        return device.finish_execution()
 
     def replay(self) -> None:
         """The same again, by a core that never remembers that there was no room, and by one that does."""

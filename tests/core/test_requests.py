@@ -168,7 +168,7 @@ def test_an_execution_that_takes_too_long_is_refused_and_its_lane_stays_taken(be
     commands = bench.send(TimerFired(), after_ms=20)
     assert only(commands, Refuse).reason is Reason.TIMEOUT
     assert only(commands, Cancel).request == run.request
-    assert bench.state.executors[GPU].executing == run.request
+    assert bench.state.executors[GPU].executing is run
     assert bench.send(ExecutionFinished(GPU, run.command, run.request, 1)) == []
 
 

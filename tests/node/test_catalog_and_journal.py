@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from dormouse.control.catalog import Catalog, Deployed
-from dormouse.control.journal import JournalWriter, read_journal
 from dormouse.core.messages import SetTimer, TimerFired
 from dormouse.core.types import Settings
 from dormouse.errors import ConfigurationFault, StateNotKept
 from dormouse.functions import Manifest
+from dormouse.journal import JournalWriter, read_journal
 from dormouse.tensors import Signature
 from tests.node.nodes import full_disk
 
@@ -90,7 +90,8 @@ def test_a_journal_is_read_back_up_to_where_it_was_cut(tmp_path: Path) -> None:
         writer.append(now, TimerFired(), [SetTimer(now + 1)])
     writer.close()
     file.write_bytes(file.read_bytes()[:-1])
-    settings, entries = read_journal(file)
+    record = read_journal(file)
+    settings, entries = record.settings, record.entries
     assert settings == SETTINGS
     assert [(e.now, e.commands) for e in entries] == [(1, [SetTimer(2)])]
 

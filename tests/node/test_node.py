@@ -1,6 +1,7 @@
 """A whole node, without HTTP: deploy, answer, swap, restart."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from dormouse.config import MIB
-from dormouse.control.journal import encode_commands, read_journal
 from dormouse.control.node import Node
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import Pin
 from dormouse.errors import (
     ConfigurationFault,
+    Conflict,
     DeadlineMissed,
     DormouseError,
     HostMemoryFull,
@@ -21,6 +22,7 @@ from dormouse.errors import (
     UnknownFunction,
 )
 from dormouse.functions import LimitsManifest
+from dormouse.journal import encode_commands, read_journal
 from dormouse.submit import Inference
 from tests.node.nodes import (
     ZOO,
@@ -72,6 +74,31 @@ def test_a_request_tells_how_it_found_its_model(tmp_path: Path) -> None:
                 answers.append(await ask(node, "f", inputs(0)))
             assert {answer.path for answer in answers[:-1]} == {"build"}
             assert answers[-1].device_ns > 0
+
+    run(work())
+
+
+def test_a_resident_function_answers_while_another_is_on_its_way(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path, link_bytes_per_s=16 * MIB)) as node:
+            for name, mib in (("here", 1), ("long", 8), ("other", 8)):
+                await node.deploy(manifest(name, "stack", seed=mib, mib=mib))
+            for name in ("here", "long"):
+                while (await ask(node, name, inputs(0))).path != "resident":
+                    pass  # now it is known how long it computes
+            await ask(node, "other", inputs(0))
+            began = time.monotonic()
+            long = asyncio.create_task(ask(node, "long", inputs(1)))
+            await asyncio.sleep(0)
+            assert row_of(node, "long")["tier"] == "loading"
+            hit = await ask(node, "here", inputs(2))
+            hit_s = time.monotonic() - began
+            assert (hit.path, long.done()) == ("resident", False)
+            assert (await long).path == "host"
+            long_s = time.monotonic() - began
+            assert hit_s < long_s / 4
+            assert_close(array_of(hit.outputs[0]), expected(zoo.Stack(1, 1), inputs(2)))
+            assert_close(array_of(long.result().outputs[0]), expected(zoo.Stack(8, 8), inputs(1)))
 
     run(work())
 
@@ -337,7 +364,8 @@ def test_a_journal_replays_to_the_same_commands_byte_for_byte(tmp_path: Path) ->
             await node.remove("f0")
 
     run(work())
-    settings, entries = read_journal(journal)
+    record = read_journal(journal)
+    settings, entries = record.settings, record.entries
     core, count = Scheduler(settings), 0
     for entry in entries:
         assert encode_commands(core.handle(entry.now, entry.event)) == encode_commands(entry.commands)
@@ -369,5 +397,96 @@ def test_a_second_node_is_kept_out_of_a_state_directory_in_use(tmp_path: Path) -
             await ask(node, "f", inputs(0))
         async with opened(config) as node:
             await ask(node, "f", inputs(0))
+
+    run(work())
+
+
+# ------------------------------------------------------------------ images that live in memory only
+
+
+def test_functions_whose_images_live_in_memory_only_are_forgotten_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(manifest("kept", "stack", seed=1))
+        async with opened(small(tmp_path, images="dram")) as node:
+            for n in range(4):
+                await node.deploy(manifest(f"f{n}", "stack", seed=n, mib=4))
+            assert {file.parent.parent.name for file in tmp_path.rglob("image.bin")} == {"kept"}
+            modules = [zoo.Stack(n, 4) for n in range(4)]
+            for i in range(12):
+                assert_close(await answer(node, f"f{i % 4}", inputs(i)), expected(modules[i % 4], inputs(i)))
+            assert sum(row["evictions"] for row in node.functions()) > 4
+            assert node.node()["host"]["images_in"] == "dram"
+            with pytest.raises(Conflict, match="'f0/1' lives in memory only"):
+                await node.unload("f0")
+            await ask(node, "f0", inputs(0))
+        async with opened(small(tmp_path)) as node:
+            assert [row["name"] for row in node.functions()] == ["kept"]
+            assert_close(await answer(node, "kept", inputs(0)), expected(zoo.Stack(1, 4), inputs(0)))
+
+    run(work())
+    assert "deploy them again: f0, f1, f2, f3" in caplog.text
+    assert {directory.name for directory in (tmp_path / "images").iterdir()} == {"kept"}
+
+
+def test_in_memory_only_full_host_memory_refuses_a_deploy_and_keeps_what_is_there(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path, images="dram", host_bytes=16 * MIB)) as node:
+            await node.deploy(manifest("f", "stack", seed=1, mib=8))
+            with pytest.raises(HostMemoryFull, match="images = dram"):
+                await node.deploy(manifest("g", "stack", seed=2, mib=8))
+            assert_close(await answer(node, "f", inputs(0)), expected(zoo.Stack(1, 8), inputs(0)))
+            await node.remove("f")
+            await node.deploy(manifest("g", "stack", seed=2, mib=8))
+
+    run(work())
+
+
+def test_runtime_state_that_lives_in_memory_only_survives_evictions(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path, images="dram")) as node:
+            await node.deploy(manifest("count", "counter"))
+            for n in range(3):
+                await node.deploy(manifest(f"f{n}", "stack", seed=n, mib=5))
+            for count in range(1, 5):
+                assert array_of((await ask(node, "count", tensor([0.0]))).outputs[0])[0] == count
+                for n in range(3):
+                    await ask(node, f"f{n}", inputs(n))
+            assert row_of(node, "count")["evictions"] > 0
+
+    run(work())
+
+
+# ------------------------------------------------------------------ other weights for a known architecture
+
+
+def test_a_function_like_another_has_weights_of_its_own_and_outlives_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(manifest("base", "stack", seed=1))
+            tuned = replace(manifest("tuned", "stack", seed=2), like="base")
+            assert (await node.check(tuned))["admitted"]
+            await node.deploy(tuned)
+            for i, (name, seed) in enumerate([("base", 1), ("tuned", 2)] * 2):
+                assert_close(await answer(node, name, inputs(i)), expected(zoo.Stack(seed, 4), inputs(i)))
+            await node.remove("base")
+            assert_close(await answer(node, "tuned", inputs(9)), expected(zoo.Stack(2, 4), inputs(9)))
+        async with opened(small(tmp_path)) as node:
+            assert_close(await answer(node, "tuned", inputs(9)), expected(zoo.Stack(2, 4), inputs(9)))
+
+    run(work())
+
+
+def test_a_function_that_is_not_like_the_one_it_names_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            with pytest.raises(UnknownFunction, match="unknown model 'base'"):
+                await node.deploy(replace(manifest("tuned", "stack", seed=2), like="base"))
+            await node.deploy(manifest("base", "stack", seed=1))
+            with pytest.raises(RefusedSource, match=r"zoo:stack is not like 'base': it lacks layers\.3"):
+                await node.deploy(replace(manifest("tuned", "stack", seed=2, mib=3), like="base"))
+            assert [row["name"] for row in node.functions()] == ["base"]
 
     run(work())

@@ -79,6 +79,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "graphs": "off",
             "routes": "peer",
             "calibrate": "off",
+            "images": "dram",
             "journal": tmp_path / "journal",
         },
     )

@@ -16,6 +16,7 @@ from dormouse.executor.arrival import Arrival, ImageNotArrived
 from dormouse.executor.compute import CpuCompute
 from dormouse.executor.copying import pieces_of
 from dormouse.executor.runner import Runner
+from dormouse.executor.skeletons import Skeleton
 from dormouse.functions import InputManifest, Manifest
 from dormouse.model import sources
 from dormouse.model.importing import import_model
@@ -49,6 +50,11 @@ class Bench:
 
     def answer(self, arrival: Arrival, inputs: Inputs, wanted: tuple[str, ...] = ()) -> dict[str, Output]:
         return self.runner.run(arrival, inputs, wanted, lambda _: True)
+
+    def worn(self) -> Skeleton:
+        built = self.runner._built
+        assert built is not None
+        return self.runner._skeletons.worn_by(built)
 
     def plain(self) -> Callable[[Inputs], dict[str, Output]]:
         """The model itself, without any of this."""
@@ -143,7 +149,7 @@ def test_a_resident_model_runs_without_a_guard(make: Make) -> None:
     inputs = bench.example()
     arrival = bench.load()
     bench.answer(arrival, inputs)
-    module = bench.runner._built.module  # type: ignore[union-attr]
+    module = bench.worn().module
     assert {type(inner._parameters) for inner in module.modules()} == {dict}
     assert same(bench.answer(arrival, inputs), bench.plain()(inputs))
 
@@ -151,17 +157,15 @@ def test_a_resident_model_runs_without_a_guard(make: Make) -> None:
 def test_every_tensor_lies_in_the_region_at_the_same_address_for_life(make: Make) -> None:
     bench = make("mixtral")
     bench.load()
-    built = bench.runner._built
-    assert built is not None
-    built.guard.disarm()
-    before = [tensor.data_ptr() for tensor in (*built.module.parameters(), *built.module.buffers())]
+    module = bench.worn().module
+    before = [tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())]
     bench.runner.evict()
     bench.load()
-    built.guard.disarm()
-    after = [tensor.data_ptr() for tensor in (*built.module.parameters(), *built.module.buffers())]
+    module = bench.worn().module
+    after = [tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())]
     assert before == after
-    end = built.region.address + bench.index.image_bytes
-    assert all(built.region.address <= address < end for address in before)
+    start = bench.worn().wearer.region.address
+    assert all(start <= address < start + bench.index.image_bytes for address in before)
 
 
 def test_runtime_state_comes_home_when_a_function_is_evicted(make: Make) -> None:

@@ -72,12 +72,12 @@ def configurations() -> dict[str, tuple[str, Any]]:
     }
 
 
-def save_huggingface(name: str, directory: Path, **settings: Any) -> nn.Module:
+def save_huggingface(name: str, directory: Path, *, seed: int = 0, **settings: Any) -> nn.Module:
     """Save a tiny model as ``save_pretrained`` does; the model itself, in eval mode."""
     architecture, config = configurations()[name]
     for key, value in settings.items():
         setattr(config, key, value)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = getattr(transformers, architecture)(config).eval()
     model.save_pretrained(directory)
     assert isinstance(model, nn.Module)
@@ -101,6 +101,23 @@ FACTORIES = textwrap.dedent(
         def forward(self, x, shift=None):
             y = self.last(self.scale(self.first(x)).relu())
             return y if shift is None else y + shift
+
+
+    class Keeping(Net):
+        # keeps a view of its weights from its first run
+        def forward(self, x, shift=None):
+            if not hasattr(self, "kept"):
+                self.kept = self.first.weight[0]
+            return super().forward(x, shift) + self.kept.sum()
+
+
+    class Counting(Net):
+        # counts its runs in an attribute that is no tensor
+        calls = 0
+
+        def forward(self, x, shift=None):
+            self.calls += 1
+            return super().forward(x, shift) + self.calls
 
 
     class Counter(nn.Module):
@@ -152,6 +169,29 @@ FACTORIES = textwrap.dedent(
 
     def random_net():
         return Net(16), {"x": torch.ones(1, 8)}
+
+
+    def tensors_of_net(scale=1.0, drop=None, more=None):
+        net = Net(16)
+        tensors = {name: value * scale for name, value in net.state_dict().items()}
+        tensors |= {"scale.factors.0": torch.ones(1), "scale.factors.1": torch.ones(1)}
+        return {name: value for name, value in tensors.items() if name != drop} | (more or {})
+
+
+    def bytes_of_net():
+        return {name: b"" for name in tensors_of_net()}
+
+
+    def keeping():
+        return Keeping(16), {"x": torch.ones(1, 8)}
+
+
+    def counting():
+        return Counting(16), {"x": torch.ones(1, 8)}
+
+
+    def random_recurrent():
+        return nn.LSTM(8, 8, num_layers=2, batch_first=True), (torch.ones(1, 5, 8),)
 
 
     def recurrent():

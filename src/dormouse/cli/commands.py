@@ -17,6 +17,7 @@ from dormouse import __version__
 from dormouse.cli.calibrate import calibrate_command
 from dormouse.cli.client import DEFAULT_SERVER, Server
 from dormouse.cli.manifests import Changes, manifest_of
+from dormouse.cli.simulate import replay, simulate
 from dormouse.cli.start import serve_command
 from dormouse.cli.tables import eager_lines, functions_table, node_lines, size
 from dormouse.cli.tensors import described, parse_input, request_of, text_input
@@ -52,6 +53,8 @@ app = typer.Typer(
 )
 app.command("serve")(serve_command)
 app.command("calibrate")(calibrate_command)
+app.command()(simulate)
+app.command()(replay)
 
 
 def main() -> None:
@@ -85,10 +88,13 @@ def deploy(
     timeout_ms: Annotated[float | None, typer.Option(help="When a request is given up. [default: 60000]")] = None,
     code: Annotated[Path | None, typer.Option(help="Directory that module:callable is imported from.")] = None,
     arg: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the callable; repeatable.")] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A deployed function that differs in its weights only.")
+    ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Deploy a function, or a new version of one."""
-    changes = Changes(name, dtype, task, pin, slo_ms, percentile, timeout_ms, code, arg or ())
+    changes = Changes(name, dtype, task, pin, slo_ms, percentile, timeout_ms, code, arg or (), like)
     manifest = manifest_of(source, changes)
     with Server(server) as remote:
         typer.echo(f"deployed {manifest.name} version {remote.deploy(manifest)}")

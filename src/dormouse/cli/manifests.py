@@ -29,6 +29,7 @@ class Changes(Struct, frozen=True):
     timeout_ms: float | None = None
     code: Path | None = None
     arguments: Sequence[str] = ()
+    like: str | None = None
 
 
 def manifest_of(source: str, changes: Changes) -> Manifest:
@@ -47,6 +48,7 @@ def manifest_of(source: str, changes: Changes) -> Manifest:
         "dtype": changes.dtype,
         "task": changes.task,
         "pin": changes.pin,
+        "like": changes.like,
         "code": None if changes.code is None else str(changes.code.absolute()),
     }
     manifest = _replaced(manifest, values)

@@ -11,6 +11,10 @@ from dormouse.calibration import ensure, this_machine
 from dormouse.config import configure, save
 from dormouse.serving import run, serve
 
+IN_MEMORY_ONLY = (
+    "images live in memory only: functions deployed now are forgotten when the server ends, runtime state is not kept, "
+    "nothing can be unloaded, and a deploy that finds host memory full is refused (images = dram)"
+)
 HOME = Path.home() / ".dormouse"
 
 
@@ -52,6 +56,9 @@ def serve_command(
     calibrate: Annotated[
         str | None, typer.Option(help="Measure GPU links at the first start: auto or off. [default: auto]")
     ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="disk, or dram: in host memory only, and lost with the server. [default: disk]")
+    ] = None,
     journal: Annotated[str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto.")] = None,
     poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
     faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,
@@ -63,6 +70,8 @@ def serve_command(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if not _is_loopback(settings.host):
         typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions", err=True)
+    if settings.images == "dram":
+        typer.echo(f"warning: {IN_MEMORY_ONLY}", err=True)
 
     if settings.calibrate == "auto" and not settings.device.startswith("cpu"):
         ensure(settings.state_dir, this_machine(), typer.echo)

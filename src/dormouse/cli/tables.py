@@ -61,7 +61,8 @@ def _listed(names: Sequence[str]) -> str:
 def node_lines(node: Mapping[str, Any]) -> list[str]:
     """What the node has and how much of it is taken."""
     host = node["host"]
-    lines = [f"host {size(host['used_bytes'])} of {size(host['capacity_bytes'])}, {host['images']} images"]
+    only = ", in memory only" if host.get("images_in") == "dram" else ""
+    lines = [f"host {size(host['used_bytes'])} of {size(host['capacity_bytes'])}, {host['images']} images{only}"]
     for device in node["devices"]:
         taken = device["capacity_bytes"] - device["free_bytes"]
         where = f"{device['device']} {size(taken)} of {size(device['capacity_bytes'])}"

@@ -39,6 +39,8 @@ class Deployed(Struct, frozen=True):
     signature: Signature
     platform: str
     available: bool = True
+    durable: bool = True
+    """Whether its image is on disk, and so survives a restart."""
 
     @property
     def name(self) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
-from dormouse.control.journal import JournalWriter
 from dormouse.control.payloads import Answer, Payloads
 from dormouse.core.messages import (
     Acknowledge,
@@ -41,6 +40,7 @@ from dormouse.core.messages import (
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import ExecutorId, FunctionId, Ns, OperationId, RequestId, Settings
 from dormouse.errors import DormouseError, Unavailable, error_for
+from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
 from dormouse.tensors import Tensor
 from dormouse.wire import ExecuteRequest, LoadImage, ToExecutor

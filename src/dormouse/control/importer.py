@@ -31,14 +31,23 @@ class _Failed(Struct, frozen=True):
 
 
 async def import_source(
-    manifest: Manifest, target: Path | None, allow_code: tuple[Path, ...], *, inspect: bool = False
+    manifest: Manifest,
+    target: Path | None,
+    allow_code: tuple[Path, ...],
+    *,
+    inspect: bool = False,
+    durable: bool = True,
+    like: Path | None = None,
 ) -> Imported:
-    """Turn a source into an image directory at ``target``. Raises RefusedSource; nothing is left behind then."""
+    """Turn a source into an image directory at ``target``, with weights alone where it is ``like`` another image.
+    Raises RefusedSource; nothing is left behind then."""
     request = {
         "manifest": msgspec.to_builtins(manifest),
         "target": "" if target is None else str(target),
         "allow_code": [str(directory) for directory in allow_code],
         "inspect": inspect,
+        "durable": durable,
+        "like": None if like is None else str(like),
     }
     try:
         told: Any = msgspec.json.decode(await _answer(msgspec.json.encode(request)))

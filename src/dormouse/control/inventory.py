@@ -52,6 +52,7 @@ def function_row(
         "state_bytes": deployed.state_bytes,
         "pin": str(deployed.manifest.pin),
         "source": deployed.manifest.source,
+        "durable": deployed.durable,
         "slo": {
             "deadline_ms": deployed.manifest.slo.deadline_ms,
             "percentile": deployed.manifest.slo.percentile,
@@ -101,6 +102,7 @@ def host_row(state: State, store: HostStore) -> dict[str, Any]:
             "capacity_bytes": state.settings.host_capacity_bytes,
             "used_bytes": state.host_used_bytes,
             "peak_bytes": store.arena.peak_bytes,
+            "images_in": "dram" if state.settings.host_is_last else "disk",
             "images": sum(function.image is ImageState.HOST for function in functions),
         },
         "devices": [

@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import os
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +24,6 @@ from dormouse.control.controller import Controller
 from dormouse.control.devices import devices_of
 from dormouse.control.importer import Imported, import_source
 from dormouse.control.inventory import function_row, host_row, index_entry
-from dormouse.control.journal import JournalWriter
 from dormouse.control.payloads import Payloads
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import links_of
@@ -39,10 +40,13 @@ from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
 from dormouse.device.measuring import Measured
 from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept, UnknownFunction, error_for
 from dormouse.functions import Manifest, checked, function_id, limits_of, name_of, revision_of, slo_of
+from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference
 
 _LOG = logging.getLogger("dormouse.control")
+FEWEST_READERS = 4
+"""Threads that read images; more where there are more cores."""
 STATE_LIMIT_S = 30.0
 """How long a shutdown waits for runtime state to be written home."""
 
@@ -58,9 +62,16 @@ class Node:
         self._images = config.state_dir / "images"
         self._payloads = Payloads(config.request_slab_bytes)
         self._executors = ExecutorProcesses(config, self._payloads.slab, links)
-        self._store = HostStore(config.host_bytes, self._executors.arena_grown)
+        cores = max(2, os.cpu_count() or 1)
+        self._imports = asyncio.Semaphore(cores)
+        self._store = HostStore(config.host_bytes, self._executors.arena_grown, threads=max(FEWEST_READERS, cores))
+        self._durable = config.images == "disk"
         settings = Settings(
-            host_capacity_bytes=config.host_bytes, queue_length=config.queue_length, topology=links.topology
+            host_capacity_bytes=config.host_bytes,
+            host_is_last=not self._durable,
+            queue_length=config.queue_length,
+            concurrent_reads=max(2, cores // 4),
+            topology=links.topology,
         )
         self._controller = Controller(
             settings,
@@ -103,6 +114,12 @@ class Node:
 
     def _forget_leftovers(self) -> None:
         """Keep the revisions that the catalog knows; remove what a crash left of any other."""
+        lost = [deployed for deployed in self._catalog.functions() if not deployed.durable]
+        for deployed in lost:
+            self._catalog.remove(deployed.name, deployed.revision)
+        if lost:
+            names = ", ".join(deployed.name for deployed in lost)
+            _LOG.warning("forgotten, because their images lived in memory only; deploy them again: %s", names)
         self._functions = {deployed.name: deployed for deployed in self._catalog.functions()}
         kept = {self._directory_of(_id(deployed)) for deployed in self._functions.values()}
         for directory in self._images.glob("*/*"):
@@ -126,6 +143,8 @@ class Node:
 
     async def _bring_state_home(self) -> None:
         """Unload what keeps runtime state on a device, so that it reaches the disk; it is loaded again at the start."""
+        if not self._durable:
+            return
         stateful = [f.id for f in self._state.functions.values() if f.spec.state_bytes and f.residencies]
         try:
             async with asyncio.timeout(STATE_LIMIT_S):
@@ -173,7 +192,8 @@ class Node:
         return [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
 
     def node(self) -> dict[str, Any]:
-        return {**host_row(self._state, self._store), "executors": self._executors.describe()}
+        server = {"pid": os.getpid(), "python_blocks": sys.getallocatedblocks()}
+        return {**host_row(self._state, self._store), "executors": self._executors.describe(), "server": server}
 
     # ------------------------------------------------------------------ requests
 
@@ -222,7 +242,8 @@ class Node:
         self._find(name)
         async with self._locks[name]:
             deployed = self._find(name)
-            self._catalog.set_available(name, deployed.revision, False)
+            if self._durable:  # else it is refused, and stays as it is
+                self._catalog.set_available(name, deployed.revision, False)
             await self._unload(_id(deployed))
 
     async def deploy(self, manifest: Manifest) -> str:
@@ -230,8 +251,8 @@ class Node:
         async with self._locks[manifest.name]:
             revision = self._catalog.next_revision(manifest.name)
             directory = self._directory_of(function_id(manifest.name, revision))
-            imported = await import_source(manifest, directory, self._config.allow_code)
-            deployed = _deployed(manifest, revision, imported)
+            imported = await self._imported(manifest, directory)
+            deployed = _deployed(manifest, revision, imported, durable=self._durable)
             try:
                 await self._controller.operate(lambda op: FunctionDeployed(op, _spec(deployed)))
             except BaseException:
@@ -248,6 +269,13 @@ class Node:
                 await self._retire(replaced)
         return str(revision)
 
+    async def _imported(self, manifest: Manifest, target: Path | None) -> Imported:
+        """As many at once as there are cores: more would only hold more memory."""
+        async with self._imports:
+            like = None if manifest.like is None else self._directory_of(_id(self._find(manifest.like)))
+            code, inspect = self._config.allow_code, target is None
+            return await import_source(manifest, target, code, inspect=inspect, durable=self._durable, like=like)
+
     async def remove(self, name: str) -> None:
         self._find(name)
         async with self._locks[name]:
@@ -263,7 +291,7 @@ class Node:
 
     async def check(self, manifest: Manifest) -> dict[str, Any]:
         checked(manifest, f"'{manifest.name}'")
-        imported = await import_source(manifest, None, self._config.allow_code, inspect=True)
+        imported = await self._imported(manifest, None)
         latest = self._functions.get(manifest.name)
         deployed = _deployed(manifest, 0, imported)
         refusal = self._controller.core.preview(_spec(deployed))
@@ -319,7 +347,7 @@ def _spec(deployed: Deployed) -> FunctionSpec:
     )
 
 
-def _deployed(manifest: Manifest, revision: int, imported: Imported) -> Deployed:
+def _deployed(manifest: Manifest, revision: int, imported: Imported, *, durable: bool = True) -> Deployed:
     return Deployed(
         manifest=manifest,
         revision=revision,
@@ -327,4 +355,5 @@ def _deployed(manifest: Manifest, revision: int, imported: Imported) -> Deployed
         state_bytes=imported.state_bytes,
         signature=imported.signature,
         platform=imported.platform,
+        durable=durable,
     )

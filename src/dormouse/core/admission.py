@@ -46,11 +46,13 @@ def executors_are_gone(state: State, now: Ns) -> bool:
     return since is not None and now - since >= state.settings.executor_grace_ns
 
 
-def refuse_function(state: State, function: Function) -> Refusal | None:
-    """Why a function may not be deployed: it could never run, or never be parked."""
+def refuse_function(state: State, function: Function, *, restored: bool = False) -> Refusal | None:
+    """Why a function may not be deployed: it could never run, or never be parked. One that is ``restored`` is known to
+    its callers already, and is refused only what it can never have."""
     if function.id in state.functions:
         return Refusal(Reason.ALREADY_DEPLOYED, f"'{function.id}' is deployed already")
-    return larger_than_devices(state, function) or larger_than_host(state, function)
+    never = larger_than_devices(state, function)
+    return never if restored and state.settings.host_is_last else never or larger_than_host(state, function)
 
 
 def larger_than_devices(state: State, function: Function) -> Refusal | None:
@@ -67,7 +69,9 @@ def larger_than_devices(state: State, function: Function) -> Refusal | None:
 
 
 def larger_than_host(state: State, function: Function) -> Refusal | None:
-    """Whether it could never be parked beside what pins keep."""
+    """Whether it could never be parked beside what pins keep, or beside all that is there where nothing is dropped."""
+    if state.settings.host_is_last:
+        return _without_room(state, function)
     capacity, pinned = state.settings.host_capacity_bytes, state.host_pinned_bytes(function)
     if function.host_bytes <= capacity - pinned:
         return None
@@ -76,6 +80,27 @@ def larger_than_host(state: State, function: Function) -> Refusal | None:
         f"'{function.id}' needs {_mib(function.host_bytes)} of host memory; the node has {_mib(capacity)} of which "
         f"{_mib(pinned)} are pinned and may not be dropped",
     )
+
+
+def _without_room(state: State, function: Function) -> Refusal | None:
+    promised = state.parking_bytes - (function.host_bytes if function.parking else 0)
+    free = state.host_free_bytes - promised
+    if function.host_bytes <= free:
+        return None
+    capacity = state.settings.host_capacity_bytes
+    return Refusal(
+        Reason.HOST_MEMORY_FULL,
+        f"'{function.id}' needs {_mib(function.host_bytes)} of host memory; {_mib(free)} of {_mib(capacity)} are free, "
+        "and images that live in memory only (images = dram) are not dropped; remove a function first",
+    )
+
+
+def refuse_unload(state: State, function: Function) -> Refusal | None:
+    """Why a function may not leave memory and stay deployed."""
+    if not state.settings.host_is_last:
+        return None
+    message = f"'{function.id}' lives in memory only (images = dram) and could not be loaded again; remove it instead"
+    return Refusal(Reason.IN_MEMORY_ONLY, message)
 
 
 def _mib(size_bytes: Bytes) -> str:

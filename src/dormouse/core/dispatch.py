@@ -5,11 +5,13 @@ one runs; a function that is resident never waits behind one that is still arriv
 """
 
 from dormouse.core.admission import larger_than_devices, larger_than_host
+from dormouse.core.ahead import may_queue_behind
+from dormouse.core.batching import company
 from dormouse.core.eviction import images_to_drop, residents_to_bring_home, want_of
 from dormouse.core.operations import depart, evict_everywhere, give_up
 from dormouse.core.replication import replicate
 from dormouse.core.routes import helpers
-from dormouse.core.state import Function, Want
+from dormouse.core.state import Executor, Function, Want
 from dormouse.core.turn import Turn
 
 
@@ -21,8 +23,10 @@ def dispatch(turn: Turn) -> None:
         read_images(turn)
     executors = state.executors.values()
     for executor in executors:
-        if executor.executing is None and executor.ready.keys and (name := executor.ready.first()) is not None:
-            turn.execute(state.functions[name], executor)
+        while executor.ready.keys and (executor.executing is None or may_queue_behind(state, executor)):
+            name = executor.ready.first()
+            assert name is not None, "there are keys"
+            _execute(turn, state.functions[name], executor)
     if state.homeless.keys:
         load_images(turn)
     if len(executors) > 1:
@@ -30,9 +34,13 @@ def dispatch(turn: Turn) -> None:
     for executor in executors:
         # On the layers that have come so far; it waits for the others as it reaches them.
         if executor.executing is None and executor.arriving.keys and (name := executor.arriving.first()) is not None:
-            turn.execute(state.functions[name], executor)
+            _execute(turn, state.functions[name], executor)
     if state.leaving:
         depart(turn)
+
+
+def _execute(turn: Turn, function: Function, executor: Executor) -> None:
+    turn.execute(function, executor, company(function, executor))
 
 
 def load_images(turn: Turn) -> None:

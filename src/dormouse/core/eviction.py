@@ -108,5 +108,6 @@ def _least_recently_used_images(
     state: State, incoming: Function, able: Callable[[Function], bool]
 ) -> tuple[FunctionId, ...] | None:
     needed = incoming.host_bytes - state.host_free_bytes
-    candidates = (f for f in map(state.functions.__getitem__, state.host_recency) if able(f))
+    recency = () if state.settings.host_is_last else state.host_recency
+    candidates = (f for f in map(state.functions.__getitem__, recency) if able(f))
     return smallest_prefix(((function.id, function.host_bytes) for function in candidates), needed)

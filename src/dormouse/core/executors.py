@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from dormouse.core.batching import shared
 from dormouse.core.messages import (
     Cancel,
     ChunkProduced,
@@ -15,6 +16,7 @@ from dormouse.core.messages import (
     ExecutorJoined,
     ExecutorLost,
     Forget,
+    ImageNearlyArrived,
     Load,
     LoadFailed,
     LoadFinished,
@@ -22,9 +24,18 @@ from dormouse.core.messages import (
 )
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.requests import time_out
-from dormouse.core.state import EXECUTING, Executor, Function, Request, RequestState, ResidencyChange
+from dormouse.core.state import (
+    EXECUTING,
+    RESIDENT,
+    Executor,
+    Function,
+    Request,
+    RequestState,
+    Residency,
+    ResidencyChange,
+)
 from dormouse.core.turn import Turn
-from dormouse.core.types import CommandId, ExecutorId, Reason
+from dormouse.core.types import CommandId, ExecutorId, Ns, Path, Reason
 
 
 def joined(turn: Turn, event: ExecutorJoined) -> None:
@@ -52,10 +63,10 @@ def lost(turn: Turn, event: ExecutorLost) -> None:
     turn.look_again()
     if not turn.state.executors:
         turn.state.executorless_since_ns = turn.now
-    if executor.executing is not None:
-        request = turn.state.requests[executor.executing]
-        message = f"the executor was lost while it ran '{request.function}': {event.message}"
-        turn.requeue(request, Reason.EXECUTOR_LOST, message)
+    for command in filter(None, (executor.ahead, executor.executing)):  # each goes to the front of its queue
+        message = f"the executor was lost while it ran '{command.function}': {event.message}"
+        for request in reversed(_requests_of(turn, command)):
+            turn.requeue(request, Reason.EXECUTOR_LOST, message)
     for name in executor.recency:
         function = turn.state.functions[name]
         turn.give_back(function, executor)
@@ -76,6 +87,12 @@ def _completed(turn: Turn, name: ExecutorId, command: CommandId) -> tuple[Execut
     executor = turn.state.executors[name]
     assert command in executor.pending, f"{name} answers command {command}, which is not pending"
     return executor, executor.pending.pop(command)
+
+
+def image_nearly_arrived(turn: Turn, event: ImageNearlyArrived) -> None:
+    executor = turn.state.executors[event.executor]
+    assert event.command in executor.pending, f"{executor.id} tells of load {event.command}, which is not pending"
+    turn.near(turn.state.functions[event.function], executor)
 
 
 def load_finished(turn: Turn, event: LoadFinished) -> None:
@@ -128,35 +145,66 @@ def chunk_produced(turn: Turn, event: ChunkProduced) -> None:
 
 
 def execution_finished(turn: Turn, event: ExecutionFinished) -> None:
-    executor, _ = _completed(turn, event.executor, event.command)
-    request = turn.state.requests[event.request]
-    function = turn.end_execution(request, executor)
-    del turn.state.requests[request.id]
-    if request.state is EXECUTING:
-        latency_ns = turn.now - request.arrived_ns
-        in_time = turn.now <= request.deadline_ns
-        function.ledger.answered(request.path, latency_ns, event.device_ns, in_time=in_time)
-        turn.reply(request, event.device_ns, final=True)
-    else:
-        function.ledger.device_ns += event.device_ns
+    executor, command = _completed(turn, event.executor, event.command)
+    assert isinstance(command, Execute) and event.others == command.others, f"{event} answers {command}"
+    requests = _requests_of(turn, command)
+    function = turn.end_execution(command, executor)
+    parts = [event.device_ns] if len(requests) == 1 else shared(event.device_ns, requests)
+    for request, part_ns in zip(requests, parts, strict=True):
+        del turn.state.requests[request.id]
+        if request.state is EXECUTING:
+            latency_ns = turn.now - request.arrived_ns
+            in_time = turn.now <= request.deadline_ns
+            _learn_lead(turn, function, request, function.residencies[executor.id], event.device_ns)
+            function.ledger.answered(request.path, latency_ns, part_ns, in_time=in_time)
+            turn.reply(request, event.device_ns, final=True)
+        else:
+            function.ledger.device_ns += part_ns
     turn.settle(function)
 
 
+def _requests_of(turn: Turn, command: Execute) -> list[Request]:
+    return [turn.state.requests[request] for request in command.requests]
+
+
+def _learn_lead(turn: Turn, function: Function, request: Request, residency: Residency, device_ns: Ns) -> None:
+    """A run that went on for a while when the image was there has computed all the time; one that ended with the copy
+    has waited for it. The first after a build tells nothing: libraries make themselves ready in it."""
+    if not request.streamed:
+        function.lead.computed(device_ns)
+    elif residency.path is not Path.BUILD:
+        alone_ns = turn.now - residency.loaded_ns if residency.state is RESIDENT else 0
+        if alone_ns * 4 > device_ns:
+            function.lead.computed(device_ns)
+        else:
+            function.lead.waited(device_ns)
+
+
 def execution_failed(turn: Turn, event: ExecutionFailed) -> None:
-    executor, _ = _completed(turn, event.executor, event.command)
-    _execution_ended_badly(turn, turn.state.requests[event.request], executor, event.reason, event.message)
+    executor, command = _completed(turn, event.executor, event.command)
+    assert isinstance(command, Execute) and event.others == command.others, f"{event} answers {command}"
+    if event.reason is Reason.UNBATCHABLE:
+        executor.unbatched[command.function] = event.message
+    _execution_ended_badly(turn, command, executor, event.reason, event.message)
 
 
-def _execution_ended_badly(turn: Turn, request: Request, executor: Executor, reason: Reason, message: str) -> None:
-    """A failed load or a closed window is no fault of the request: it may start over. What a model raised is final."""
-    residency = turn.state.functions[request.function].residencies[executor.id]
+def _execution_ended_badly(turn: Turn, command: Execute, executor: Executor, reason: Reason, message: str) -> None:
+    """A failed load or a closed window is no fault of the request: it may start over. What a model raised is final,
+    unless it may have been another request's fault, or the filling's."""
+    requests = _requests_of(turn, command)
+    residency = turn.state.functions[command.function].residencies[executor.id]
     if reason is Reason.LOAD_FAILED and (residency.by_peer or residency.helpers):
-        request.attempts -= 1  # what others had a part in is tried again the plain way
-    function = turn.end_execution(request, executor, reason)
-    if reason in (Reason.LOAD_FAILED, Reason.TOO_LATE, Reason.TOO_EARLY) or request.state is RequestState.ABANDONED:
-        turn.requeue(request, reason, message)
-    else:
-        turn.refuse(request, reason, message)
+        for request in requests:
+            request.attempts -= 1  # what others had a part in is tried again the plain way
+    function = turn.end_execution(command, executor, reason)
+    faultless = reason in (Reason.LOAD_FAILED, Reason.TOO_LATE, Reason.TOO_EARLY)
+    for request in reversed(requests):  # each goes to the front of the queue
+        if faultless or request.state is RequestState.ABANDONED:
+            turn.requeue(request, reason, message)
+        elif command.padded_rows:
+            turn.set_apart(request)
+        else:
+            turn.refuse(request, reason, message)
     turn.settle(function)
 
 
@@ -168,10 +216,10 @@ def command_refused(turn: Turn, event: CommandRefused) -> None:
         case Load():
             _load_ended_badly(turn, turn.state.functions[command.function], executor, message)
         case Execute():
-            request = turn.state.requests[command.request]
-            if turn.now >= request.timeout_ns and request.state is RequestState.EXECUTING:
-                time_out(turn, request)
-            _execution_ended_badly(turn, request, executor, event.reason, message)
+            for request in _requests_of(turn, command):
+                if turn.now >= request.timeout_ns and request.state is RequestState.EXECUTING:
+                    time_out(turn, request)
+            _execution_ended_badly(turn, command, executor, event.reason, message)
         case Evict() | Cancel() | Forget():
             raise AssertionError(f"{executor.id} refused {command}, whose window never closes")
         case _ as never:

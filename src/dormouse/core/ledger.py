@@ -27,6 +27,13 @@ class Histogram:
         self.count += 1
         self.total_ns += duration_ns
 
+    def merge(self, other: "Histogram") -> None:
+        """Add all of another one's durations."""
+        for bucket, number in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + number
+        self.count += other.count
+        self.total_ns += other.total_ns
+
     def percentile(self, share_ppm: int) -> Ns:
         """The upper edge of the bucket that holds the given share of all durations; 0 when there are none."""
         rank = -(-self.count * share_ppm // PPM)
@@ -36,10 +43,6 @@ class Histogram:
             if seen >= rank:
                 return _upper_edge(bucket)
         return 0
-
-    @property
-    def mean_ns(self) -> Ns:
-        return self.total_ns // self.count if self.count else 0
 
 
 def _bucket(duration_ns: Ns) -> int:

@@ -33,6 +33,10 @@ class RequestArrived(Struct, frozen=True, tag=True):
     """Hard: when it is refused. None: the function's limit. Both are points in time."""
     priority: int = 0
     """1 is the most urgent, 0 the default."""
+    rows: int = 1
+    """The first dimension of its inputs."""
+    alike: str = ""
+    """Requests with the same word here may run together; empty: it runs alone."""
 
 
 class RequestCancelled(Struct, frozen=True, tag=True):
@@ -101,6 +105,14 @@ class RouteOpened(Struct, frozen=True, tag=True):
     detours: bool = False
 
 
+class ImageNearlyArrived(Struct, frozen=True, tag=True):
+    """The rest of a load's copy is expected to take no longer than its lead: a run may begin on what is there."""
+
+    executor: ExecutorId
+    command: CommandId
+    function: FunctionId
+
+
 class LoadFinished(Struct, frozen=True, tag=True):
     executor: ExecutorId
     command: CommandId
@@ -134,12 +146,13 @@ class ChunkProduced(Struct, frozen=True, tag=True):
 
 
 class ExecutionFinished(Struct, frozen=True, tag=True):
-    """The last chunk of the answer has been produced, in this event."""
+    """The last chunk of the answer has been produced, in this event. ``others``: of a batch, those behind the first."""
 
     executor: ExecutorId
     command: CommandId
     request: RequestId
     device_ns: Ns
+    others: tuple[RequestId, ...] = ()
 
 
 class ExecutionFailed(Struct, frozen=True, tag=True):
@@ -148,6 +161,7 @@ class ExecutionFailed(Struct, frozen=True, tag=True):
     request: RequestId
     reason: Reason
     message: str
+    others: tuple[RequestId, ...] = ()
 
 
 class CommandRefused(Struct, frozen=True, tag=True):
@@ -174,6 +188,7 @@ Event = (
     | ExecutorJoined
     | ExecutorLost
     | RouteOpened
+    | ImageNearlyArrived
     | LoadFinished
     | LoadFailed
     | EvictionFinished
@@ -196,6 +211,8 @@ class Load(Struct, frozen=True, tag=True):
     path: Path
     earliest_ns: Ns
     latest_ns: Ns
+    lead_ns: Ns = FOREVER_NS
+    """How long before the end of the copy to send ImageNearlyArrived; FOREVER_NS: never, a run may come at once."""
     source: ExecutorId | None = None
     """Whose device memory it is copied from; None: host memory."""
     helpers: tuple[ExecutorId, ...] = ()
@@ -203,14 +220,26 @@ class Load(Struct, frozen=True, tag=True):
 
 
 class Execute(Struct, frozen=True, tag=True):
-    """Run one request; legal while the function's image is still being copied in."""
+    """Run one request, or several as one; legal while the function's image is still being copied in.
+
+    They end together: one event that repeats the command covers all.
+    """
 
     executor: ExecutorId
     command: CommandId
     request: RequestId
+    """The oldest."""
     function: FunctionId
     earliest_ns: Ns
     latest_ns: Ns
+    others: tuple[RequestId, ...] = ()
+    """Those that run with it, in order."""
+    padded_rows: int = 0
+    """Fill the inputs up to so many rows, and cut the answer apart by rows; 0: a request is run as it is."""
+
+    @property
+    def requests(self) -> tuple[RequestId, ...]:
+        return (self.request, *self.others)
 
 
 class Evict(Struct, frozen=True, tag=True):

@@ -4,7 +4,7 @@ A function that leaves first serves what is queued, then gives back device memor
 the operation acknowledged, so what was answered has happened.
 """
 
-from dormouse.core.admission import Refusal, larger_than_host, refuse_function
+from dormouse.core.admission import Refusal, larger_than_host, refuse_function, refuse_unload
 from dormouse.core.messages import (
     DeleteImage,
     Forget,
@@ -23,7 +23,7 @@ from dormouse.core.types import FunctionId, OperationId, Pin, Reason
 def deployed(turn: Turn, event: FunctionDeployed) -> None:
     state = turn.state
     function = new_function(event.spec, state.settings)
-    refusal = refuse_function(state, function)
+    refusal = refuse_function(state, function, restored=event.restored)
     if refusal is not None:
         turn.acknowledge([event.operation], refusal.reason, refusal.message)
         return
@@ -60,6 +60,7 @@ def load_requested(turn: Turn, event: LoadRequested) -> None:
         function.change_service(ServiceChange.LOAD)
     if function.image is ImageState.HOST:
         turn.acknowledge([event.operation])
+        turn.settle(function)  # a pin that had been given up is tried again
         return
     function.arrivals.append(event.operation)
     if function.image is ImageState.DISK:
@@ -75,6 +76,8 @@ def unload_requested(turn: Turn, event: UnloadRequested) -> None:
         turn.acknowledge([event.operation])
     elif function.service is Service.REMOVING:
         function.departures.append(event.operation)
+    elif (refusal := refuse_unload(turn.state, function)) is not None:
+        turn.acknowledge([event.operation], refusal.reason, refusal.message)
     elif not _is_being_admitted(turn, event.operation, function):
         _leave(turn, function, ServiceChange.UNLOAD, event.operation)
 
@@ -149,6 +152,7 @@ def _delete(turn: Turn, function: Function) -> None:
         if function.id in executor.known:
             executor.known.discard(function.id)
             executor.built.discard(function.id)
+            executor.unbatched.pop(function.id, None)
             turn.commands.append(Forget(executor.id, turn.number(), function.id))
     for queue in function.waits_in:
         queue.discard(function.id)

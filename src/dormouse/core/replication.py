@@ -1,16 +1,14 @@
 """When a function that is on a device should come to a second one: the smallest rule that uses idle devices.
 
-A request that waits for a busy device is worth a copy from there to an idle one if it would miss its deadline where
-it waits, or if the wait is long beside the copy. Nothing makes room for a replica: it takes memory that is free, and
-leaves like any other when somebody needs it.
+The most urgent request that waits for a busy device is worth a copy from there to an idle one if it would miss its
+deadline where it waits, or if the wait is long beside the copy. Nothing makes room for a replica: it takes memory that
+is free, and leaves like any other when somebody needs it.
 """
-
-from collections.abc import Iterator
 
 from dormouse.core.routes import peer_ns
 from dormouse.core.state import Executor, Function, State
 from dormouse.core.turn import Turn
-from dormouse.core.types import FunctionId, Ns, Pin
+from dormouse.core.types import Ns, Pin
 
 CLEARLY = 3
 """So many times as long as the copy must the wait be, when no deadline is at stake."""
@@ -30,27 +28,17 @@ def replicate(turn: Turn) -> None:
 def _help_out(turn: Turn, idle: Executor) -> None:
     state = turn.state
     for busy in state.executors.values():
-        for function in _waiting(turn, busy):
-            took_ns = _copy_ns(turn, idle, function, busy)
-            if took_ns is None:
-                continue
-            at_ns = max(_worthwhile_at(state, busy, function, took_ns, turn.now), function.plain_until_ns)
-            if at_ns <= turn.now:
-                turn.load(function, idle, source=busy.id)
-                return
-            if state.replicate_at_ns is None or at_ns < state.replicate_at_ns:
-                state.replicate_at_ns = at_ns
-
-
-def _waiting(turn: Turn, busy: Executor) -> Iterator[Function]:
-    """Functions that a busy device keeps waiting: what it runs now, if more was asked of that, and the most urgent."""
-    if busy.executing is not None:
-        running = turn.state.functions[turn.state.requests[busy.executing].function]
-        if running.queue:
-            yield running
-        first: FunctionId | None = busy.ready.first()
-        if first is not None:
-            yield turn.state.functions[first]
+        name = None if busy.executing is None else busy.ready.first()
+        function = None if name is None else state.functions[name]
+        took_ns = None if function is None else _copy_ns(turn, idle, function, busy)
+        if function is None or took_ns is None:
+            continue
+        at_ns = max(_worthwhile_at(state, busy, function, took_ns, turn.now), function.plain_until_ns)
+        if at_ns <= turn.now:
+            turn.load(function, idle, source=busy.id)
+            return
+        if state.replicate_at_ns is None or at_ns < state.replicate_at_ns:
+            state.replicate_at_ns = at_ns
 
 
 def _copy_ns(turn: Turn, idle: Executor, function: Function, source: Executor) -> Ns | None:
@@ -68,16 +56,21 @@ def _worthwhile_at(state: State, busy: Executor, function: Function, took_ns: Ns
     Of what runs nothing is known but how long such runs take and how long it has run. So what is left of it is the
     rest of the usual time, and once that is over, as much again as it has taken.
     """
-    head = function.head
-    assert head is not None and busy.executing is not None, f"{function.id} does not wait for {busy.id}"
-    running = state.requests[busy.executing]
-    usual_ns = state.functions[running.function].ledger.mean_device_ns()
-    ran_ns = now - running.started_ns
+    head, running = function.head, busy.executing
+    assert head is not None and running is not None, f"{function.id} does not wait for {busy.id}"
+    usual_ns = _usual_ns(state.functions[running.function])
+    started_ns = state.requests[running.request].started_ns
+    ran_ns = now - started_ns
     left_ns = usual_ns - ran_ns if ran_ns < usual_ns else ran_ns
     queue_ns = (len(function.queue) - 1) * function.ledger.mean_device_ns()
     patient_ns = max(CLEARLY * took_ns - queue_ns, took_ns)
     late = head.deadline_ns < now + left_ns
     if left_ns > (took_ns if late else patient_ns):
         return now
-    when_late_ns = max(head.deadline_ns, running.started_ns + max(usual_ns, took_ns) + 1)
-    return min(when_late_ns, running.started_ns + max(usual_ns, patient_ns) + 1)
+    when_late_ns = max(head.deadline_ns, started_ns + max(usual_ns, took_ns) + 1)
+    return min(when_late_ns, started_ns + max(usual_ns, patient_ns) + 1)
+
+
+def _usual_ns(function: Function) -> Ns:
+    """How long a run takes when nothing has to be waited for, as far as is known."""
+    return function.lead.computing_ns if function.lead.known else function.ledger.mean_device_ns()

@@ -6,7 +6,7 @@ from dormouse.core.admission import executors_are_gone, refuse_request
 from dormouse.core.messages import Refuse, RequestArrived, RequestCancelled
 from dormouse.core.state import Request, RequestState, State
 from dormouse.core.turn import Turn
-from dormouse.core.types import DEFAULT_PRIORITY, Reason
+from dormouse.core.types import DEFAULT_PRIORITY, FOREVER_NS, Reason
 
 
 def arrived(turn: Turn, event: RequestArrived) -> None:
@@ -22,6 +22,8 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
     timeout_ns = turn.now + spec.limits.timeout_ns if event.timeout_ns is None else event.timeout_ns
     priority = event.priority or DEFAULT_PRIORITY
     request = Request(event.request, event.function, turn.now, deadline_ns, timeout_ns, priority)
+    if event.alike:
+        request.rows, request.alike = event.rows, event.alike
     turn.state.requests[request.id] = request
     turn.enqueue(request)
 
@@ -52,6 +54,16 @@ def expire(turn: Turn) -> None:
             turn.refuse_queue(function, Reason.EXECUTOR_LOST, f"no executor came back to serve '{function.id}'")
 
 
+def end_gatherings(turn: Turn) -> None:
+    """Whose first request has waited long enough for company goes where it is run."""
+    gatherings = turn.state.gatherings
+    while gatherings and gatherings[0][0] <= turn.now:
+        _, name = heappop(gatherings)
+        function = turn.state.functions.get(name)
+        if function is not None and function.gathers_until_ns is not None:
+            turn.settle(function)
+
+
 def time_out(turn: Turn, request: Request) -> None:
     waited_ms = (turn.now - request.arrived_ns) / 1e6
     message = f"'{request.function}' gave no answer within {waited_ms:.0f} ms; the request was {request.state}"
@@ -71,7 +83,23 @@ def next_timer_ns(state: State) -> int | None:
     while timeouts and timeouts[0][1] not in requests:
         heappop(timeouts)
     if not timeouts:
-        return None
+        return None  # nobody waits for anything
+    wanted = timeouts[0][0]
+    if state.gatherings:
+        wanted = min(wanted, _next_gathering_ns(state))
+    if state.replicate_at_ns is not None:
+        wanted = min(wanted, state.replicate_at_ns)
     if state.executorless_since_ns is not None:
-        return min(timeouts[0][0], state.executorless_since_ns + state.settings.executor_grace_ns)
-    return timeouts[0][0] if state.replicate_at_ns is None else min(timeouts[0][0], state.replicate_at_ns)
+        wanted = min(wanted, state.executorless_since_ns + state.settings.executor_grace_ns)
+    return wanted
+
+
+def _next_gathering_ns(state: State) -> int:
+    gatherings = state.gatherings
+    while gatherings:
+        until_ns, name = gatherings[0]
+        function = state.functions.get(name)
+        if function is not None and function.gathers_until_ns == until_ns:
+            return until_ns
+        heappop(gatherings)
+    return FOREVER_NS

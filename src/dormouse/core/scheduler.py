@@ -18,6 +18,7 @@ from dormouse.core.messages import (
     ExecutorJoined,
     ExecutorLost,
     FunctionDeployed,
+    ImageNearlyArrived,
     ImageRead,
     ImageReadFailed,
     LoadFailed,
@@ -55,6 +56,7 @@ HANDLERS: dict[type[Event], Callable[[Turn, Any], None]] = {
     ExecutorJoined: executors.joined,
     ExecutorLost: executors.lost,
     RouteOpened: executors.route_opened,
+    ImageNearlyArrived: executors.image_nearly_arrived,
     LoadFinished: executors.load_finished,
     LoadFailed: executors.load_failed,
     EvictionFinished: executors.eviction_finished,
@@ -85,6 +87,8 @@ class Scheduler:
         HANDLERS[type(event)](turn, event)
         if state.executorless_since_ns is not None or (state.timeouts and state.timeouts[0][0] <= now):
             requests.expire(turn)
+        if state.gatherings and state.gatherings[0][0] <= now:
+            requests.end_gatherings(turn)
         dispatch(turn)
         wanted = requests.next_timer_ns(state)
         if wanted is not None and (state.timer_ns is None or wanted < state.timer_ns):

@@ -7,12 +7,13 @@ Theory of operation
 A function's image is in one ImageState (which host tier it occupies), and on each executor in one
 ResidencyState. Both change only through the tables below; a change that is not in its table is a bug and asserts.
 
-    absent --load--> loading --loaded--> resident --evict--> evicting --evicted--> absent
-                       | ^                  | ^
-               execute v | executed execute v | executed
-                     streaming --loaded--> running
+    absent --load--> loading --nearly arrived--> arriving --loaded--> resident --evict--> evicting --evicted--> absent
+                                                   | ^                  | ^
+                                           execute v | executed execute v | executed
+                                                 streaming --loaded--> running
 
-``streaming`` is a request that already runs on the layers that have arrived. When its load fails, two messages
+``streaming`` is a request that already runs on the layers that have arrived; it begins no sooner than is needed for it
+to end with the copy (``core/lead``). When its load fails, two messages
 tell of it: the execution's end makes the residency ``broken`` until the load's own end comes; should that come
 first, it is ``failing`` until the execution has ended. An executor's free bytes fall when a load is commanded
 and rise when an eviction is commanded, not when it has ended: an executor obeys in order, so what a later command
@@ -25,8 +26,9 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto, unique
 from typing import Final, NamedTuple, TypeVar
 
+from dormouse.core.lead import Lead
 from dormouse.core.ledger import Ledger
-from dormouse.core.messages import ExecutorCommand
+from dormouse.core.messages import Execute, ExecutorCommand
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.types import (
     Bytes,
@@ -54,6 +56,7 @@ class ResidencyState(StrEnum):
 
     ABSENT = "absent"
     LOADING = "loading"
+    ARRIVING = "arriving"
     STREAMING = "streaming"
     RESIDENT = "resident"
     RUNNING = "running"
@@ -62,15 +65,12 @@ class ResidencyState(StrEnum):
     FAILING = "failing"
 
 
-ARRIVING = (ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN)
-"""Its load has not ended: a copy lane is taken."""
-
-
 @unique
 class ResidencyChange(Enum):
     __hash__ = object.__hash__
 
     LOAD = auto()
+    NEARLY_ARRIVED = auto()
     LOADED = auto()
     LOAD_FAILED = auto()
     EXECUTE = auto()
@@ -84,9 +84,12 @@ RESIDENCY_TRANSITIONS: Mapping[tuple[ResidencyState, ResidencyChange], Residency
     (ResidencyState.ABSENT, ResidencyChange.LOAD): ResidencyState.LOADING,
     (ResidencyState.LOADING, ResidencyChange.LOADED): ResidencyState.RESIDENT,
     (ResidencyState.LOADING, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
-    (ResidencyState.LOADING, ResidencyChange.EXECUTE): ResidencyState.STREAMING,
+    (ResidencyState.LOADING, ResidencyChange.NEARLY_ARRIVED): ResidencyState.ARRIVING,
+    (ResidencyState.ARRIVING, ResidencyChange.LOADED): ResidencyState.RESIDENT,
+    (ResidencyState.ARRIVING, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
+    (ResidencyState.ARRIVING, ResidencyChange.EXECUTE): ResidencyState.STREAMING,
     (ResidencyState.STREAMING, ResidencyChange.LOADED): ResidencyState.RUNNING,
-    (ResidencyState.STREAMING, ResidencyChange.EXECUTED): ResidencyState.LOADING,
+    (ResidencyState.STREAMING, ResidencyChange.EXECUTED): ResidencyState.ARRIVING,
     (ResidencyState.STREAMING, ResidencyChange.BREAK): ResidencyState.BROKEN,
     (ResidencyState.BROKEN, ResidencyChange.LOAD_FAILED): ResidencyState.ABSENT,
     (ResidencyState.STREAMING, ResidencyChange.LOAD_FAILED): ResidencyState.FAILING,
@@ -201,8 +204,9 @@ REQUEST_TRANSITIONS: Mapping[tuple[RequestState, RequestChange], RequestState] =
 
 # What every turn asks for. Enum takes a hundred nanoseconds to find a member, Python ten to find a global.
 ABSENT: Final = ResidencyState.ABSENT
-LOADING: Final = ResidencyState.LOADING
+ARRIVING: Final = ResidencyState.ARRIVING
 RESIDENT: Final = ResidencyState.RESIDENT
+RUNNING: Final = ResidencyState.RUNNING
 STREAMING: Final = ResidencyState.STREAMING
 EXECUTE: Final = ResidencyChange.EXECUTE
 EXECUTED: Final = ResidencyChange.EXECUTED
@@ -212,6 +216,10 @@ QUEUED: Final = RequestState.QUEUED
 EXECUTING: Final = RequestState.EXECUTING
 BEGIN: Final = RequestChange.EXECUTE
 PINNED: Final = Pin.DEVICE
+
+
+ON_THE_WAY = (ResidencyState.LOADING, ResidencyState.ARRIVING, ResidencyState.STREAMING, ResidencyState.BROKEN)
+"""While it is in one of these, its load has not ended: a copy lane is taken, and a source is read."""
 
 
 def step(table: Mapping[tuple[S, C], S], state: S, change: C) -> S:
@@ -234,6 +242,13 @@ class Request:
     path: Path = Path.RESIDENT
     started_ns: Ns = 0
     attempts: int = 0
+    rows: int = 1
+    alike: str = ""
+    """Equal for requests that may run together; empty: it may not."""
+    alone: bool = False
+    """It was among others when their execution failed: it starts over without them."""
+    streamed: bool = False
+    """Its execution began before its function was there as a whole."""
     chunks: int = 0
     """Chunks that the client has; an answer that has begun cannot be begun again."""
 
@@ -281,6 +296,8 @@ class Function:
     """Until then it is loaded from host memory over the device's own link: another way has just failed."""
     build_ns: Ns = 0
     """What building it took when that was done last."""
+    gathers_until_ns: Ns | None = None
+    """Its first request, which could run, waits for company until then."""
     queue: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict)
     residencies: dict[ExecutorId, Residency] = field(default_factory=dict)
     waits_in: list[ReadyQueue] = field(default_factory=list)
@@ -289,6 +306,7 @@ class Function:
     departures: list[OperationId] = field(default_factory=list)
     """Operations that wait until its memory is free."""
     ledger: Ledger = field(default_factory=Ledger)
+    lead: Lead = field(default_factory=Lead)
 
     @property
     def head(self) -> Request | None:
@@ -306,12 +324,12 @@ class Function:
 
     @property
     def is_arriving(self) -> bool:
-        return any(residency.state in ARRIVING for residency in self.residencies.values())
+        return any(residency.state in ON_THE_WAY for residency in self.residencies.values())
 
     @property
     def is_source_of_a_copy(self) -> bool:
         """Whether its image in host memory is being read."""
-        return any(r.state in ARRIVING and not r.by_peer for r in self.residencies.values())
+        return any(r.state in ON_THE_WAY and not r.by_peer for r in self.residencies.values())
 
     def change_service(self, change: ServiceChange) -> None:
         self.service = step(SERVICE_TRANSITIONS, self.service, change)
@@ -343,12 +361,14 @@ class Executor:
     chunk_bytes: Bytes
     free_bytes: Bytes
     ready: ReadyQueue
-    """Functions with queued requests, resident here."""
+    """Functions with queued requests, resident here, also while others of theirs run."""
     arriving: ReadyQueue
-    """Functions with queued requests, loading here."""
+    """Functions with queued requests that may begin on what has come of them."""
     pinned_bytes: Bytes = 0
     """Chunks of residencies that a pin keeps."""
-    executing: RequestId | None = None
+    executing: Execute | None = None
+    ahead: Execute | None = None
+    """Queued behind it, to begin as soon as it ends; its function counts as running already."""
     copying: FunctionId | None = None
     lent_to: ExecutorId | None = None
     """Whose load its link carries a part of; its own copy lane rests meanwhile."""
@@ -362,6 +382,8 @@ class Executor:
     """Functions that it has loaded before: the next load need not build them."""
     known: set[FunctionId] = field(default_factory=set)
     """Functions that it was ever told to load. Even one whose load failed has left something there."""
+    unbatched: dict[FunctionId, str] = field(default_factory=dict)
+    """Functions whose requests it cannot run together, and why."""
     pending: dict[CommandId, ExecutorCommand] = field(default_factory=dict)
 
     @property
@@ -404,6 +426,8 @@ class State:
     """A heap; entries of ended requests are skipped."""
     replicate_at_ns: Ns | None = None
     """When waiting behind a busy device will have become too long, if nothing happens until then."""
+    gatherings: list[tuple[Ns, FunctionId]] = field(default_factory=list)
+    """A heap of when functions stop waiting for company; entries that are no longer so are skipped."""
     timer_ns: Ns | None = None
     """What the shell's timer is set to."""
 

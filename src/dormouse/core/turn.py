@@ -7,6 +7,7 @@ one place. They decide nothing: who takes which step is the business of the file
 from dataclasses import dataclass, field
 from heapq import heappush
 
+from dormouse.core.batching import gathers_until_ns, padded_rows
 from dormouse.core.eviction import Eviction
 from dormouse.core.messages import (
     Acknowledge,
@@ -26,18 +27,20 @@ from dormouse.core.queueing import Queueing
 from dormouse.core.ready import LAST, ReadyQueue
 from dormouse.core.state import (
     ABSENT,
+    ARRIVING,
     BEGIN,
     EXECUTE,
     EXECUTED,
     IN_HOST_MEMORY,
-    LOADING,
     PINNED,
     RESIDENCY_TRANSITIONS,
     RESIDENT,
+    RUNNING,
     STREAMING,
     Executor,
     Function,
     ImageChange,
+    ImageState,
     Request,
     RequestChange,
     RequestState,
@@ -46,7 +49,7 @@ from dormouse.core.state import (
     State,
     step,
 )
-from dormouse.core.types import Bytes, CommandId, ExecutorId, Ns, OperationId, Path, Reason
+from dormouse.core.types import FOREVER_NS, Bytes, CommandId, ExecutorId, Ns, OperationId, Path, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +76,33 @@ class Turn:
             for queue in function.waits_in:
                 queue.discard(function.id)
             function.waits_in.clear()
+        gathered_until_ns, function.gathers_until_ns = function.gathers_until_ns, None
         if function.residencies:
-            self._settle_on_devices(function)
+            self._settle_on_devices(function, gathered_until_ns)
+            if function.parking and function.image is ImageState.DISK:
+                self._wait_in(self.state.cold, function)
         elif (stands := standing(function)) is not NOTHING:
             self._wait_in(self.state.homeless if stands is Standing.LOAD else self.state.cold, function)
 
-    def _settle_on_devices(self, function: Function) -> None:
+    def _settle_on_devices(self, function: Function, gathered_until_ns: Ns | None) -> None:
         for name, residency in function.residencies.items():
             executor = self.state.executors[name]
             executor.full_for = None
             if function.queue:
-                if residency.state is RESIDENT:
-                    self._wait_in(executor.ready, function)
-                elif residency.state is LOADING:
+                if residency.state is RESIDENT or residency.state is RUNNING:
+                    if not (function.spec.batch.wait_ns and self._gather(function, executor, gathered_until_ns)):
+                        self._wait_in(executor.ready, function)
+                elif residency.state is ARRIVING:
                     self._wait_in(executor.arriving, function)
+
+    def _gather(self, function: Function, executor: Executor, before: Ns | None) -> bool:
+        """Let the first request wait for company, if it may; ``before``: until when it has done so till now."""
+        until_ns = function.gathers_until_ns = gathers_until_ns(function, executor, self.now)
+        if until_ns is None:
+            return False
+        if until_ns != before:
+            heappush(self.state.gatherings, (until_ns, function.id))
+        return True
 
     def _wait_in(self, queue: ReadyQueue, function: Function) -> None:
         head = function.head
@@ -130,8 +146,16 @@ class Turn:
         executor.known.add(function.id)
         function.from_disk = False
         self._borrow(function, executor, residency)
-        latest = self.now + self.state.settings.command_window_ns
-        self._send(executor, Load(executor.id, self.number(), function.id, path, self.now, latest, source, helpers))
+        latest, lead_ns = self.now + self.state.settings.command_window_ns, function.lead.lead_ns
+        number = self.number()
+        self._send(executor, Load(executor.id, number, function.id, path, self.now, latest, lead_ns, source, helpers))
+        if lead_ns >= FOREVER_NS:
+            self._change(function, executor, ResidencyChange.NEARLY_ARRIVED)
+        self.settle(function)
+
+    def near(self, function: Function, executor: Executor) -> None:
+        """A run may begin on what has come so far."""
+        self._change(function, executor, ResidencyChange.NEARLY_ARRIVED)
         self.settle(function)
 
     def _borrow(self, function: Function, executor: Executor, residency: Residency) -> None:
@@ -179,35 +203,61 @@ class Turn:
             executor.free_bytes += residency.size_bytes
         self._change(function, executor, change)
 
-    def execute(self, function: Function, executor: Executor) -> None:
-        """Start the function's first request on an executor where it is resident or arriving."""
+    def execute(self, function: Function, executor: Executor, requests: list[Request]) -> None:
+        """Start these requests of a function as one on an executor where it is resident or arriving; or, if the lane
+        is taken, queue them behind what runs there."""
+        assert executor.ahead is None, f"{executor.id} has {executor.ahead} to do already"
         residency = function.residencies[executor.id]
-        _, request = function.queue.popitem(last=False)
-        self.state.queued -= 1
-        waited_for_load = residency.state is LOADING or residency.loaded_ns > request.arrived_ns
-        request.path = residency.path if waited_for_load else Path.RESIDENT
-        request.change(BEGIN)
-        request.executor, request.started_ns = executor.id, self.now
-        request.attempts += 1
-        assert executor.executing is None, f"{executor.id} executes {executor.executing} already"
-        executor.executing = request.id
+        for request in requests:
+            self._begin(request, function, residency)
+            request.executor = executor.id
         executor.recency.move_to_end(function.id)
         if function.image is IN_HOST_MEMORY:
             self.state.host_recency.move_to_end(function.id)
-        self._change(function, executor, EXECUTE)
-        number, latest = self.number(), request.timeout_ns
-        self._send(executor, Execute(executor.id, number, request.id, function.id, self.now, latest))
+        if residency.state is not RUNNING:
+            self._change(function, executor, EXECUTE)
+        first, padded = requests[0], padded_rows(function, executor, requests)
+        latest = first.timeout_ns
+        if len(requests) > 1:  # until nobody waits any more
+            latest = max(request.timeout_ns for request in requests)
+        others = tuple([request.id for request in requests[1:]])
+        command = Execute(executor.id, self.number(), first.id, function.id, self.now, latest, others, padded)
+        if executor.executing is None:
+            executor.executing = command
+        else:
+            executor.ahead = command
+        self._send(executor, command)
         self.settle(function)
 
-    def end_execution(self, request: Request, executor: Executor, reason: Reason | None = None) -> Function:
-        """The compute lane is free again. ``reason`` says why, unless it ran to its end."""
-        assert executor.executing == request.id, f"{executor.id} was not executing {request.id}"
-        executor.executing = None
-        function = self.state.functions[request.function]
+    def _begin(self, request: Request, function: Function, residency: Residency) -> None:
+        del function.queue[request.id]
+        self.state.queued -= 1
+        request.streamed = residency.state is ARRIVING
+        waited_for_load = request.streamed or residency.loaded_ns > request.arrived_ns
+        request.path = residency.path if waited_for_load else Path.RESIDENT
+        request.change(BEGIN)
+        request.started_ns = self.now
+        request.attempts += 1
+
+    def end_execution(self, command: Execute, executor: Executor, reason: Reason | None = None) -> Function:
+        """The compute lane is free for what is queued behind. ``reason`` says why, unless it ran to its end."""
+        assert executor.executing is command, f"{executor.id} was not executing {command.request}"
+        function = self.state.functions[command.function]
         streams = function.residencies[executor.id].state is STREAMING
         broken = streams and reason is Reason.LOAD_FAILED
         self._change(function, executor, ResidencyChange.BREAK if broken else EXECUTED)
+        executor.executing, executor.ahead = executor.ahead, None
+        if executor.executing is not None:
+            self._advance(executor.executing, executor)
         return function
+
+    def _advance(self, command: Execute, executor: Executor) -> None:
+        """What was queued behind has begun."""
+        function = self.state.functions[command.function]
+        if function.residencies[executor.id].state is RESIDENT:  # its own run was before it
+            self._change(function, executor, EXECUTE)
+        for request in command.requests:
+            self.state.requests[request].started_ns = self.now
 
     def evict(self, function: Function, executor: Executor) -> None:
         """Give a function's chunks back; they may be promised to the next load at once."""
@@ -277,7 +327,8 @@ class Turn:
         function.queue[request.id] = request
         self.state.queued += 1
         heappush(self.state.timeouts, (request.timeout_ns, request.id))
-        if len(function.queue) == 1:  # else it waits already, for the sake of its first request
+        # Else it waits already, for the sake of its first request, and not for company.
+        if len(function.queue) == 1 or function.gathers_until_ns is not None:
             self.settle(function)
 
     def requeue(self, request: Request, reason: Reason, message: str) -> None:
@@ -293,6 +344,12 @@ class Turn:
             function.queue[request.id] = request
             function.queue.move_to_end(request.id, last=False)
             self.state.queued += 1
+
+    def set_apart(self, request: Request) -> None:
+        """Start over, without the others, a request that failed among them; this is none of its attempts."""
+        request.attempts -= 1
+        request.alone = True
+        self.requeue(request, Reason.EXECUTION_FAILED, "")
 
     def dequeue(self, request: Request) -> None:
         """Take a waiting request out of its queue."""

@@ -77,11 +77,14 @@ class Reason(StrEnum):
     LOAD_FAILED = "load_failed"
     INVALID_INPUT = "invalid_input"
     EXECUTION_FAILED = "execution_failed"
+    UNBATCHABLE = "unbatchable"
+    """Requests that ran together cannot be told apart in the answer. No caller is told: they run one by one."""
     OUTPUT_TOO_LARGE = "output_too_large"
     EXECUTOR_LOST = "executor_lost"
     TOO_EARLY = "too_early"
     TOO_LATE = "too_late"
     ALREADY_DEPLOYED = "already_deployed"
+    IN_MEMORY_ONLY = "in_memory_only"
     SHUTTING_DOWN = "shutting_down"
 
 
@@ -100,6 +103,15 @@ class Limits(Struct, frozen=True):
     """A request that has not ended by then is answered with ``Reason.TIMEOUT``."""
 
 
+class Batch(Struct, frozen=True):
+    """How requests of one function are run together."""
+
+    rows: int = 1
+    """The most, counted along the first dimension of the inputs; 1: never together."""
+    wait_ns: Ns = 0
+    """How long the oldest waits for company although a device is free."""
+
+
 class FunctionSpec(Struct, frozen=True):
     """What the core needs to know of a deployed function."""
 
@@ -111,6 +123,7 @@ class FunctionSpec(Struct, frozen=True):
     slo: Slo = Slo()
     pin: Pin = Pin.NONE
     limits: Limits = Limits()
+    batch: Batch = Batch()
 
 
 class Link(Struct, frozen=True):
@@ -160,6 +173,8 @@ class Settings(Struct, frozen=True):
 
     host_capacity_bytes: Bytes
     host_page_bytes: Bytes = 2 * 1024 * 1024
+    host_is_last: bool = False
+    """Images have no copy on disk: none leaves host memory but with its function."""
     queueing: str = "edf"
     placement: str = "least-displacing"
     eviction: str = "lru"
@@ -170,6 +185,8 @@ class Settings(Struct, frozen=True):
     attempts: int = 2
     """How often a request is started before a lost executor ends it."""
     command_window_ns: Ns = 120_000_000_000
+    ahead_ns: Ns = 3_000_000
+    """Behind a run that is no longer than this the next one is queued on its device at once; 0: never."""
     executor_grace_ns: Ns = 30_000_000_000
     """How long requests wait for an executor when none is there."""
     topology: Topology = Topology()

@@ -26,6 +26,8 @@ class Arrival:
         """The address of the peer that it comes from; none for host memory."""
         self.complete = False
         """Every group is in place; nobody needs to wait any more."""
+        self.waited = -1
+        """The last group that the compute stream has waited for. Kept by who runs."""
         self._fences: list[Fence] = []
         self._awaited = _NONE
         """The first group that somebody waits to see announced; nobody else is woken for a group."""
@@ -95,6 +97,10 @@ class Arrival:
         with _told():
             self._fences[group].synchronize()
         self._check()
+
+    def reach(self, group: int) -> None:
+        """Block until an announced group, and so all before it, is in place. Raises DeviceError if a copy failed."""
+        self._fences[group].synchronize()
 
     def settle(self) -> None:
         """Block until every copy so far has ended, and mark the load complete. Raises DeviceError if one failed, and

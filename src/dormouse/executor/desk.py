@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,19 +31,23 @@ from dormouse.core.messages import (
     ExecutionFinished,
     ExecutorCommand,
     Forget,
+    ImageNearlyArrived,
+    Load,
     LoadFailed,
     LoadFinished,
 )
 from dormouse.core.types import Bytes, CommandId, ExecutorId, FunctionId, Reason, RequestId
 from dormouse.device.base import Device
 from dormouse.errors import DormouseError, InvalidRequest, TooLarge
+from dormouse.executor.approach import Approach, Link
 from dormouse.executor.arrival import Arrival, ImageNotArrived
 from dormouse.executor.compute import Compute
 from dormouse.executor.lanes import Lane
 from dormouse.executor.payload import decoded
 from dormouse.executor.replies import Replies
-from dormouse.executor.routes import route_of
+from dormouse.executor.routes import Route, route_of
 from dormouse.executor.runner import Runner
+from dormouse.executor.skeletons import Skeletons
 from dormouse.model.loaded import Inputs, Value, one_line
 from dormouse.model.outputs import Output
 from dormouse.slab import Slab
@@ -129,8 +134,11 @@ class Desk:
         self._replies = replies
         self._terms = terms
         self._send = send
+        self._skeletons = Skeletons(terms.group_bytes)
         self._functions: dict[FunctionId, _Function] = {}
         self._executions: dict[RequestId, _Execution] = {}
+        self._links: defaultdict[str, Link] = defaultdict(Link)
+        """By kind of route."""
         self._vacated: list[Evict] = []
         """Evictions that have still to be swept and reported."""
         self._copying = Lane("copy-lane")
@@ -218,7 +226,8 @@ class Desk:
         started = time.monotonic_ns()
         try:
             route = route_of(asked, self._terms.host_address)
-            build_ns = function.runner.load(asked.extents, arrival, self._sweep, route)
+            approach = self._approach(command, route)
+            build_ns = function.runner.load(asked.extents, arrival, self._sweep, approach, route)
         except (Exception, SystemExit) as fault:
             message = self._said(fault)
             # Let go of those that wait, so that one which has begun ends and answers; then take the memory away.
@@ -233,6 +242,10 @@ class Desk:
         if self._terms.peers:
             self._send(ImageHeld(command.function, function.runner.held))
         self._send(LoadFinished(self._executor, command.command, command.function, load_ns, build_ns))
+
+    def _approach(self, command: Load, route: Route) -> Approach:
+        near = ImageNearlyArrived(self._executor, command.command, command.function)
+        return Approach(command.lead_ns, self._links[route.kind], lambda: self._send(near))
 
     def _said(self, fault: BaseException) -> str:
         if isinstance(fault, DormouseError):
@@ -382,6 +395,7 @@ class Desk:
             terms.group_bytes,
             allow_code=terms.allow_code,
             poison=terms.poison,
+            skeletons=self._skeletons,
         )
 
     def _fail(self, execution: _Execution, reason: Reason, message: str) -> None:

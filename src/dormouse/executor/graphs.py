@@ -18,7 +18,7 @@ from dormouse.core.types import Bytes
 from dormouse.executor.shapes import Shape
 from dormouse.model.loaded import Inputs
 
-AT_MOST = 256
+AT_MOST = 1024
 """Each also costs a few megabytes of host memory."""
 SHARE_OF_FREE_PERCENT = 25
 """Of the device memory that is free when the first graph is recorded: so much may all of them take."""

@@ -1,7 +1,7 @@
 """The ways an image's groups travel to a device: from host memory over one link or several, or from a peer's pool.
 
-What travels is cut up elsewhere; a route only says how a piece is asked of the device. Links take turns by group, so
-that groups arrive roughly in order; fences see to it that they count as arrived in exactly that order.
+What travels is cut up elsewhere; a route only says how a piece is asked of the device. Links take turns copy by copy,
+so that groups arrive roughly in order; fences see to it that they count as arrived in exactly that order.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,21 @@ class Route(Protocol):
     def extents(self) -> tuple[Extent, ...]:
         """Where the image lies at the other end."""
 
-    def queue(self, device: Device, region: Region, group: int, piece: Piece) -> None:
-        """Queue the copy of a piece of a group. Raises DeviceError."""
+    @property
+    def kind(self) -> str:
+        """Loads of one kind come at the same speed."""
+
+    @property
+    def groups_per_copy(self) -> int:
+        """How many groups are asked for at once: what is over sooner than it is asked for gains by it."""
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether its copies are over so soon that what is done beside them would hold up the run that waits for them;
+        nor does mapping wait for copies that do not come over the host's link."""
+
+    def queue(self, device: Device, region: Region, number: int, piece: Piece) -> None:
+        """Queue the copy of a piece; ``number`` counts copies. Raises DeviceError."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +46,15 @@ class FromHost:
     extents: tuple[Extent, ...]
     detours: tuple[str, ...] = ()
 
-    def queue(self, device: Device, region: Region, group: int, piece: Piece) -> None:
-        link = group % (len(self.detours) + 1)
+    groups_per_copy = 1
+    is_brief = False
+
+    @property
+    def kind(self) -> str:
+        return "+".join(("host", *self.detours))
+
+    def queue(self, device: Device, region: Region, number: int, piece: Piece) -> None:
+        link = number % (len(self.detours) + 1)
         detour = self.detours[link - 1] if link else None
         device.copy_in(region, piece.offset, self.host_address + piece.host_offset, piece.size_bytes, detour)
 
@@ -46,8 +66,12 @@ class FromPeer:
     peer: str
     extents: tuple[Extent, ...]
 
-    def queue(self, device: Device, region: Region, group: int, piece: Piece) -> None:
-        del group  # one link carries all
+    kind = "peer"
+    groups_per_copy = 4
+    is_brief = True
+
+    def queue(self, device: Device, region: Region, number: int, piece: Piece) -> None:
+        del number  # one link carries all
         device.copy_peer(region, piece.offset, self.peer, piece.host_offset, piece.size_bytes)
 
 

@@ -19,31 +19,29 @@ Threads: ``load``, ``evict`` and ``discard`` belong to the copy lane, ``run`` an
 Whoever calls sees to it that these and an ``evict`` or ``discard`` never overlap; a run and a ``load`` do, on purpose.
 """
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from dormouse.core.types import Bytes, Ns
+from dormouse.core.types import FOREVER_NS, Bytes, Ns
 from dormouse.device.base import Device, Region
 from dormouse.errors import DeviceError, DormouseError, InvalidRequest
+from dormouse.executor.approach import Approach, Link
 from dormouse.executor.arrival import Arrival, ImageNotArrived
+from dormouse.executor.built import Built
 from dormouse.executor.compute import Compute, moved
 from dormouse.executor.copying import Piece, pieces_of
 from dormouse.executor.graphs import Graph, Graphs, Interrupted, NotCaptured
 from dormouse.executor.routes import FromHost, Route, held_by
-from dormouse.executor.shapes import Sample, Shapes, shape_of
-from dormouse.model import skeleton
+from dormouse.executor.shapes import Sample, shape_of
+from dormouse.executor.skeletons import Skeleton, Skeletons
 from dormouse.model.access import Watch
-from dormouse.model.datatypes import dtype_named
 from dormouse.model.loaded import Inputs, one_line
 from dormouse.model.outputs import Output, named_outputs
-from dormouse.model.places import Place, find_places
-from dormouse.store.index import ImageIndex, read_index
+from dormouse.store.index import read_index
 from dormouse.wire import Extent
 
 HEAD_START_GROUPS = 64
@@ -55,7 +53,8 @@ POISON = 0xFF
 
 
 class Runner:
-    """``host_address`` is where the arena is mapped. Nothing is read or reserved before the first load."""
+    """``host_address`` is where the arena is mapped; ``skeletons`` are those that it may share with other functions, of
+    which then one runs at a time. Nothing is read or reserved before the first load."""
 
     def __init__(
         self,
@@ -67,6 +66,7 @@ class Runner:
         *,
         allow_code: Sequence[Path] = (),
         poison: bool = False,
+        skeletons: Skeletons | None = None,
     ) -> None:
         self._device = device
         self._compute = compute
@@ -75,22 +75,27 @@ class Runner:
         self._group_bytes = group_bytes
         self._allow_code = allow_code
         self._poison = poison
-        self._built: _Built | None = None
+        self._skeletons = skeletons or Skeletons(group_bytes)
+        self._built: Built | None = None
         self._current: Arrival | None = None
         self._extents: tuple[Extent, ...] = ()
         self._groups: list[list[Piece]] = []
         """Of the image as it lies in ``_extents``."""
+        self._meanwhile_ns: Ns = 0
+        """What was done beside the last load took so long."""
 
     def load(
         self,
         extents: tuple[Extent, ...],
         arrival: Arrival,
         meanwhile: Callable[[], None] | None = None,
+        approach: Approach | None = None,
         route: Route | None = None,
     ) -> Ns:
-        """Bring the image in; the time spent on building, which is 0 after the first load. ``meanwhile`` is called
-        when all copies are queued, to do what can be done beside them. ``extents`` are its place in host memory, where
-        it comes from unless ``route`` says otherwise.
+        """Bring the image in; the time spent on building: 0 after the first load, and little where a module of its
+        architecture is there. ``meanwhile`` is called when all copies are queued, to do what can be done beside them;
+        ``approach`` follows them. ``extents`` are its place in host memory, where it comes from unless ``route`` says
+        otherwise.
 
         Raises DeviceError or RefusedSource; then call ``discard``.
         """
@@ -100,15 +105,23 @@ class Runner:
         build_ns = time.monotonic_ns() - started if fresh else 0
         if extents != self._extents:
             self._extents = extents
-            self._groups = self._cut(extents, built) if extents else []
-        route = route or FromHost(self._host_address, extents)
-        groups = self._groups if route.extents == extents else self._cut(route.extents, built)
-        built.guard.passed = -1
+            self._groups = list(pieces_of(extents, built.image_bytes, self._group_bytes)) if extents else []
         self._current = arrival
-        self._copy_in(built, arrival, groups, route)
-        if meanwhile is not None:
+        route = route or FromHost(self._host_address, extents)
+        copies = self._copies(built, route)
+        approach = approach or Approach(FOREVER_NS, Link(), lambda: None)
+        approach.begin(_ends(built.image_bytes, self._group_bytes))
+        self._copy_in(built, arrival, approach, copies, route)
+        if meanwhile is not None and not route.is_brief:
+            approach.hurry(self._meanwhile_ns)
+            began = time.monotonic_ns()
             meanwhile()
+            self._meanwhile_ns = time.monotonic_ns() - began
+        approach.follow(arrival)
         arrival.settle()
+        approach.end()
+        if meanwhile is not None and route.is_brief:
+            meanwhile()
         return build_ns
 
     def run(
@@ -125,14 +138,14 @@ class Runner:
         graph = self.graph_of(inputs)
         if graph is not None and (replayed := self._replayed(built, graph, arrival, inputs, wanted)) is not None:
             return replayed
-        if arrival.complete:
-            built.guard.disarm()
         with self._compute.lane():
-            built.guard.touched = lambda group: _wait(built.guard, arrival, group, self._compute.stream)
-            built.guard.begin()
-            result = built.module(**{name: moved(value, self._compute.device) for name, value in inputs.items()})
+            worn = self._skeletons.worn_by(built)
+            worn.stand_guard(arrival)
+            worn.guard.touched = lambda group: _wait(worn.guard, arrival, group, self._compute.stream)
+            worn.guard.begin()
+            result = worn.module(**{name: moved(value, self._compute.device) for name, value in inputs.items()})
             answer = self._emitted(result, wanted, emit) if isinstance(result, Iterator) else _on_cpu(result, wanted)
-            self._keep_state(built, arrival)
+            self._keep_state(built, worn, arrival)
         if self._compute.graphs is not None:
             if isinstance(result, Iterator):
                 built.shapes.refuse("it streams its answer")
@@ -177,7 +190,7 @@ class Runner:
             replayed = graph.replay(tuple(sample.answer))
             if graph.last_group >= 0:
                 arrival.confirm(graph.last_group)
-            _check_same(replayed, sample.answer, _tolerance(built.index))
+            _check_same(replayed, sample.answer, self._skeletons.worn_by(built).tolerance)
             built.shapes.done(sample)
         except Interrupted:
             return
@@ -192,8 +205,9 @@ class Runner:
             built.shapes.refuse(one_line(fault))
             self._compute.check()
 
-    def _recorded(self, built: "_Built", graphs: Graphs, sample: Sample, interrupted: Callable[[], bool]) -> Graph:
-        guard, waited = built.guard, built.guard.passed
+    def _recorded(self, built: Built, graphs: Graphs, sample: Sample, interrupted: Callable[[], bool]) -> Graph:
+        worn = self._skeletons.worn_by(built)
+        guard = worn.guard
         last = -1
 
         def touched(group: int) -> None:
@@ -205,21 +219,20 @@ class Runner:
 
         def forward(tensors: dict[str, torch.Tensor]) -> object:
             guard.begin()
-            return built.module(**tensors)
+            return worn.module(**tensors)
 
+        worn.arm()
         guard.passed = -1
         guard.touched = touched
-        guard.arm()
         try:
             graph = graphs.record(built, sample.shape, forward, sample.inputs)
         finally:
-            guard.passed = waited  # the stream itself has waited for nothing new
             guard.touched = _nothing
         graph.last_group = last
         return graph
 
     def _replayed(
-        self, built: "_Built", graph: Graph, arrival: Arrival, inputs: Inputs, wanted: Sequence[str]
+        self, built: Built, graph: Graph, arrival: Arrival, inputs: Inputs, wanted: Sequence[str]
     ) -> dict[str, Output] | None:
         """The answer; None if the driver does not take the graph, which is then no more."""
         _check_wanted(graph.names, wanted)
@@ -245,7 +258,7 @@ class Runner:
         broken copy. The device's ``sweep`` completes it. Raises DeviceError if the chunks cannot be given back, after
         which the device is of no use."""
         lost = ""
-        if self._built is not None and self._current is not None and self._built.index.state_bytes:
+        if self._built is not None and self._current is not None and self._built.state_bytes:
             try:
                 self._copy_state_out(self._built)
             except DeviceError as fault:
@@ -263,25 +276,25 @@ class Runner:
             if arrival is None or not arrival.complete:
                 _drain(self._device)
             unmap(self._built.region)
-            self._built.watch_again()
 
     def forget(self) -> None:
-        """Drop the module, its graphs and the reserved range."""
+        """Drop its graphs, the reserved range, and the module if nobody shares it."""
         self.discard()
         if self._built is not None:
             built, self._built = self._built, None
+            self._skeletons.leave(built)
             if self._compute.graphs is not None:
                 self._compute.graphs.drop(built)
                 self._compute.graphs.recorder.drop_events(built.events)
             self._device.release(built.region)
 
-    def _build(self) -> "_Built":
+    def _build(self) -> Built:
         index = read_index(self._directory)
         region = self._device.reserve(index.image_bytes)
         try:
             self._device.map(region, min(index.image_bytes, self._device.chunk_bytes))
-            module = skeleton.rebuild(self._directory, index, self._allow_code)
-            built = _Built(index, region, module, self._compute.memory(region), self._group_bytes)
+            built = Built(index, region, self._compute.memory(region), self._group_bytes)
+            self._skeletons.join(built, index, self._directory, self._allow_code)
             if self._compute.graphs is not None:
                 built.events = self._compute.graphs.recorder.events(built.groups)
             self._built = built
@@ -291,39 +304,47 @@ class Runner:
             raise
         return self._built
 
-    def _cut(self, extents: tuple[Extent, ...], built: "_Built") -> list[list[Piece]]:
-        return list(pieces_of(extents, built.index.image_bytes, self._group_bytes))
+    def _copies(self, built: Built, route: Route) -> list[list[Piece]]:
+        """The pieces of each copy; a copy may be of several groups."""
+        if route.groups_per_copy == 1 and route.extents == self._extents:
+            return self._groups
+        return list(pieces_of(route.extents, built.image_bytes, self._group_bytes * route.groups_per_copy))
 
     @property
     def held(self) -> tuple[Extent, ...]:
         """Where the image lies in the device's pool."""
         return () if self._built is None else held_by(self._built.region, self._device.chunk_bytes)
 
-    def _copy_in(self, built: "_Built", arrival: Arrival, groups: list[list[Piece]], route: Route) -> None:
-        region, total, chunk = built.region, built.index.image_bytes, self._device.chunk_bytes
+    def _copy_in(
+        self, built: Built, arrival: Arrival, approach: Approach, copies: list[list[Piece]], route: Route
+    ) -> None:
+        region, total, chunk = built.region, built.image_bytes, self._device.chunk_bytes
         if self._poison:
             self._device.map(region, total)
             self._device.fill(region, POISON)
-        elif self._device.maps_ahead:
+        elif self._device.maps_ahead and not route.is_brief:
             self._device.map(region, total)
         mapped, step = len(region.chunks) * chunk, chunk
-        for number, (group, event) in enumerate(zip(groups, built.events, strict=True)):
-            end = group[-1].offset + group[-1].size_bytes
+        several = route.groups_per_copy
+        for number, copy in enumerate(copies):
+            end = copy[-1].offset + copy[-1].size_bytes
             if end > mapped:
                 # Growing steps: the first copies start after one chunk, and few calls are made for a large image.
                 mapped = min(max(end, mapped + step), region.reserved_bytes)
                 step *= 2
                 self._device.map(region, mapped)
-            for piece in group:
+            for piece in copy:
                 route.queue(self._device, region, number, piece)
-            arrival.announce(self._device.fence(event))
-            if arrival.announced == HEAD_START_GROUPS:
-                arrival.begin()
+            for event in built.events[number * several : (number + 1) * several]:
+                arrival.announce(self._device.fence(event))
+                if arrival.announced == HEAD_START_GROUPS:
+                    arrival.begin()
+            approach.hurry()
         arrival.close()
         arrival.begin()
 
-    def _copy_state_out(self, built: "_Built") -> None:
-        for piece in _state_pieces(self._extents, built.index):
+    def _copy_state_out(self, built: Built) -> None:
+        for piece in _state_pieces(self._extents, built):
             address = self._host_address + piece.host_offset
             self._device.copy_out(built.region, piece.offset, address, piece.size_bytes)
         self._device.fence().synchronize()
@@ -339,66 +360,23 @@ class Runner:
             close()
         return {}
 
-    def _keep_state(self, built: "_Built", arrival: Arrival) -> None:
+    def _keep_state(self, built: Built, worn: Skeleton, arrival: Arrival) -> None:
         """Runtime state that a forward has assigned anew goes into the image's memory, where eviction finds it."""
-        if not built.state:
+        if not worn.state:
             return
         if not arrival.complete:
             arrival.wait(built.groups - 1, self._compute.stream)
-        for place, view in built.state:
+        for place, view in worn.state:
             now = place.tensor
             if now is not None and now is not view and now.shape == view.shape and now.dtype == view.dtype:
                 view.copy_(now)
                 place.put(view)
 
 
-class _Built:
-    """A module whose tensors are views into its region, and the guard before them."""
-
-    def __init__(
-        self, index: ImageIndex, region: Region, module: nn.Module, memory: torch.Tensor, group_bytes: Bytes
-    ) -> None:
-        self.index = index
-        self.region = region
-        self.module = module
-        self.groups = -(-index.image_bytes // group_bytes)
-        self.events: tuple[int, ...] = (0,) * self.groups
-        """By group: the event that its copies are marked with. 0 where nobody needs to know which."""
-
-        def view(offset: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-            end = offset + torch.Size(shape).numel() * dtype.itemsize
-            return memory[offset:end].view(dtype).view(shape)
-
-        def group_of(tensor: torch.Tensor) -> int:
-            start = tensor.data_ptr() - region.address if tensor.numel() else -1
-            return (start + _span_bytes(tensor) - 1) // group_bytes if 0 <= start < index.image_bytes else -1
-
-        skeleton.bind(module, index, view)
-        self.state = _state_places(module, index)
-        self.shapes = Shapes("a forward pass changes its state" if index.state_bytes else "")
-        self.guard = Watch(module, group_of, _nothing)
-        self.guard.arm()
-        self._scanned = False
-
-    def watch_again(self) -> None:
-        """For the next arrival. The first run may have left views of weights in plain attributes."""
-        if not self._scanned:
-            self._scanned = True
-            self.guard.disarm()
-            self.guard.scan()
-        self.guard.arm()
-
-
-def _state_places(module: nn.Module, index: ImageIndex) -> list[tuple[Place, torch.Tensor]]:
-    names = {name for entry in index.tensors if entry.offset >= index.weight_bytes for name in entry.names}
-    places = [place for place in find_places(module) if place.name in names] if names else []
-    return [(place, tensor) for place in places if (tensor := place.tensor) is not None]
-
-
-def _state_pieces(extents: tuple[Extent, ...], index: ImageIndex) -> Iterator[Piece]:
-    for group in pieces_of(extents, index.image_bytes, index.image_bytes):
+def _state_pieces(extents: tuple[Extent, ...], built: Built) -> Iterator[Piece]:
+    for group in pieces_of(extents, built.image_bytes, built.image_bytes):
         for piece in group:
-            skipped = max(0, index.weight_bytes - piece.offset)
+            skipped = max(0, built.weight_bytes - piece.offset)
             if skipped < piece.size_bytes:
                 yield Piece(piece.offset + skipped, piece.host_offset + skipped, piece.size_bytes - skipped)
 
@@ -406,7 +384,12 @@ def _state_pieces(extents: tuple[Extent, ...], index: ImageIndex) -> Iterator[Pi
 def _wait(guard: Watch, arrival: Arrival, group: int, stream: int) -> None:
     arrival.wait(group, stream)
     # Copies arrive in order, and one stream runs all: what was waited for once need not be waited for again.
-    guard.passed = max(guard.passed, group)
+    guard.passed = arrival.waited = max(guard.passed, group)
+
+
+def _ends(image_bytes: Bytes, group_bytes: Bytes) -> list[Bytes]:
+    """Where each group ends in the image."""
+    return [*range(group_bytes, image_bytes, group_bytes), image_bytes]
 
 
 def _on_cpu(result: object, wanted: Sequence[str]) -> dict[str, Output]:
@@ -425,13 +408,6 @@ def _check_same(replayed: Mapping[str, torch.Tensor], answer: Mapping[str, torch
             raise NotCaptured(f"a replay gives another {name!r} than the module itself")
 
 
-def _tolerance(index: ImageIndex) -> float:
-    """Of the size of an answer. The coarsest weights tell how far two right answers may be apart: 0.07 % for float32,
-    18 % for bfloat16. Answers that have nothing in common are 140 % apart."""
-    dtypes = {dtype_named(entry.dtype) for entry in index.tensors}
-    return 2 * math.sqrt(max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0))
-
-
 def _alike(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
     if not other.dtype.is_floating_point or not other.numel():
         return torch.equal(one, other)
@@ -446,11 +422,6 @@ def _check_wanted(outputs: Collection[str], wanted: Sequence[str]) -> None:
     for name in wanted:
         if name not in outputs:
             raise InvalidRequest(f"the model has no output {name!r}; it has {', '.join(outputs)}")
-
-
-def _span_bytes(tensor: torch.Tensor) -> Bytes:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 def _drain(device: Device) -> None:

@@ -48,6 +48,19 @@ def rebuild(skeleton: FactorySkeleton, allow_code: Sequence[Path], dtype: str | 
     return prepared(_called(skeleton, allow_code)[0], dtype)
 
 
+def made(skeleton: FactorySkeleton, allow_code: Sequence[Path]) -> nn.Module | dict[str, torch.Tensor]:
+    """What the factory makes, or only its tensors by name. Raises RefusedSource."""
+    result = _result(skeleton, allow_code)
+    result = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+    if isinstance(result, nn.Module):
+        return result
+    if isinstance(result, dict) and all(isinstance(value, torch.Tensor) for value in result.values()):
+        return result
+    raise RefusedSource(
+        f"{skeleton.reference} returned {type(result).__name__}, expected a torch.nn.Module or tensors by name"
+    )
+
+
 def checked_directory(code: str | None, reference: str, allow_code: Sequence[Path]) -> Path:
     """The directory to import from, links resolved. Raises RefusedSource if it is not an allowed one."""
     if code is None:
@@ -62,14 +75,7 @@ def checked_directory(code: str | None, reference: str, allow_code: Sequence[Pat
 
 def _called(skeleton: FactorySkeleton, allow_code: Sequence[Path]) -> tuple[nn.Module, object]:
     """The module and its example inputs, None if it brings none."""
-    directory = checked_directory(skeleton.code, skeleton.reference, allow_code)
-    try:
-        with _imported_from(directory):
-            result = _function(skeleton.reference, directory)(**skeleton.arguments)
-    except DormouseError:
-        raise
-    except Exception as fault:
-        raise RefusedSource(f"{skeleton.reference} from {directory} failed: {one_line(fault)}") from None
+    result = _result(skeleton, allow_code)
     module, examples = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(module, nn.Module):
         raise RefusedSource(f"{skeleton.reference} returned {type(module).__name__}, expected a torch.nn.Module")
@@ -79,6 +85,17 @@ def _called(skeleton: FactorySkeleton, allow_code: Sequence[Path]) -> tuple[nn.M
             f"{skeleton.reference} returned TorchScript, whose tensors cannot be bound; export it with torch.export"
         )
     return module, examples
+
+
+def _result(skeleton: FactorySkeleton, allow_code: Sequence[Path]) -> object:
+    directory = checked_directory(skeleton.code, skeleton.reference, allow_code)
+    try:
+        with _imported_from(directory):
+            return _function(skeleton.reference, directory)(**skeleton.arguments)
+    except DormouseError:
+        raise
+    except Exception as fault:
+        raise RefusedSource(f"{skeleton.reference} from {directory} failed: {one_line(fault)}") from None
 
 
 def _function(reference: str, directory: Path) -> Callable[..., Any]:

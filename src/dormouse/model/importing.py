@@ -18,6 +18,7 @@ from dormouse.errors import DormouseError, RefusedSource
 from dormouse.functions import Manifest
 from dormouse.model import skeleton, sources
 from dormouse.model.datatypes import bytes_of, dtype_name
+from dormouse.model.likeness import import_like
 from dormouse.model.loaded import LoadedModel, one_line
 from dormouse.model.outputs import Output
 from dormouse.model.profiling import KeptTensor, Profile, kept_tensors, profiled, run
@@ -33,6 +34,9 @@ class ImportRequest(Struct, frozen=True):
     target: str | None = None
     allow_code: tuple[str, ...] = ()
     inspect: bool = False
+    durable: bool = True
+    like: str | None = None
+    """The image directory of the function that the manifest says it is like."""
 
 
 class ImportSummary(Struct, frozen=True):
@@ -49,9 +53,9 @@ class ImportFailure(Struct, frozen=True):
     status: int
 
 
-def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path]) -> ImageIndex:
+def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path], *, durable: bool = True) -> ImageIndex:
     """Write the image directory. Raises a DormouseError, and then nothing is left behind."""
-    with staged(target) as staging:
+    with staged(target, durable=durable) as staging:
         loaded = sources.load(manifest, allow_code)
         profile = profiled(loaded)
         index = _index(loaded, profile)
@@ -60,7 +64,8 @@ def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path]) -
             shutil.copyfile(file, staging / name)
         if loaded.write_more is not None:
             loaded.write_more(staging)
-        index = msgspec.structs.replace(index, page_crc32=write_data(staging, _contents(loaded, profile, index)))
+        checksums = write_data(staging, _contents(loaded, profile, index), durable=durable)
+        index = msgspec.structs.replace(index, page_crc32=checksums, durable=durable)
         write_index(staging, index)
         _prove(staging, index, allow_code, loaded, profile)
     return index
@@ -149,12 +154,7 @@ def answered(request: bytes) -> ImportSummary | ImportFailure:
     """Do what one request asks; whatever goes wrong is one line."""
     try:
         asked = msgspec.json.decode(request, type=ImportRequest)
-        allow_code = [Path(directory) for directory in asked.allow_code]
-        index = (
-            inspect_model(asked.manifest, allow_code)
-            if asked.inspect or asked.target is None
-            else import_model(asked.manifest, Path(asked.target), allow_code)
-        )
+        index = _asked_for(asked, [Path(directory) for directory in asked.allow_code])
     except DormouseError as refusal:
         return ImportFailure(refusal.message, refusal.status)
     except msgspec.DecodeError as fault:
@@ -168,6 +168,15 @@ def answered(request: bytes) -> ImportSummary | ImportFailure:
     return ImportSummary(
         index.image_bytes, index.state_bytes, len(index.tensors), index.signature, index.platform, index.dtype
     )
+
+
+def _asked_for(asked: ImportRequest, allow_code: Sequence[Path]) -> ImageIndex:
+    target = None if asked.inspect or not asked.target else Path(asked.target)
+    if asked.like is not None:
+        return import_like(asked.manifest, Path(asked.like), target, allow_code, durable=asked.durable)
+    if target is None:
+        return inspect_model(asked.manifest, allow_code)
+    return import_model(asked.manifest, target, allow_code, durable=asked.durable)
 
 
 def answered_bytes(request: bytes) -> bytes:

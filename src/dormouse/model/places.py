@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 Key: TypeAlias = str | int
-_OPAQUE = (
+OPAQUE = (
     *(str, bytes, int, float, complex, type, type(None)),
     *(FunctionType, MethodType, BuiltinFunctionType, ModuleType),
     *(fx.Graph, fx.Node),  # their notes on nodes hold stand-ins for tensors
@@ -104,7 +104,7 @@ def _inside(
     if isinstance(value, torch.Tensor | nn.Module):
         yield path, value
         return
-    if isinstance(value, _OPAQUE) or id(value) in seen or len(path) > _DEEPEST:
+    if isinstance(value, OPAQUE) or id(value) in seen or len(path) > _DEEPEST:
         return
     seen.add(id(value))
     for key, item in _items(value):

@@ -29,13 +29,14 @@ def rebuild(directory: Path, index: ImageIndex, allow_code: Sequence[Path]) -> n
     return factory.rebuild(skeleton, allow_code, index.dtype)
 
 
-def bind(module: nn.Module, index: ImageIndex, view: View) -> None:
-    """Put a view in every place of the module that holds a tensor. Raises RefusedSource if image and module differ."""
+def bind(module: nn.Module, index: ImageIndex, view: View) -> list[torch.Tensor]:
+    """Put a view in every place of the module that holds a tensor; the tensors, in order of the index. Raises
+    RefusedSource if image and module differ."""
     places = {place.name: place for place in find_places(module)}
     names = [name for entry in index.tensors for name in entry.names]
     _check_same(set(places), set(names))
-    for entry in index.tensors:
-        tensor = _tensor(entry, view)
+    tensors = [_tensor(entry, view) for entry in index.tensors]
+    for entry, tensor in zip(index.tensors, tensors, strict=True):
         for name in entry.names:
             _check_shape(places[name], entry)
             places[name].put(tensor)
@@ -43,6 +44,7 @@ def bind(module: nn.Module, index: ImageIndex, view: View) -> None:
         if isinstance(inner, nn.RNNBase):
             _refresh(inner)
     _check_bound(module)
+    return tensors
 
 
 def _tensor(entry: TensorEntry, view: View) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import TypeVar, TypeVarTuple
 from dormouse.core.types import Bytes, FunctionId
 from dormouse.errors import DormouseError, HostMemoryFull, RefusedSource
 from dormouse.store.arena import SEGMENT_BYTES, Arena
-from dormouse.store.index import INDEX_FILE, PAGE_BYTES, ImageIndex
+from dormouse.store.index import DATA_FILE, INDEX_FILE, PAGE_BYTES, ImageIndex
 from dormouse.store.reading import check_size, read_pages
 from dormouse.store.writeback import settle, write_state
 from dormouse.wire import Extent
@@ -64,11 +64,13 @@ class HostStore:
         self._write_backs: set[asyncio.Future[None]] = set()
 
     async def read(self, function: FunctionId, directory: Path) -> None:
-        """Bring an image into memory and check every page. Raises RefusedSource or HostMemoryFull and holds nothing."""
+        """Bring an image into memory and check every page; one that is not durable is then in memory alone. Raises
+        RefusedSource or HostMemoryFull and holds nothing."""
         await self._in_turn(function, "read", lambda: self._read(function, directory))
 
     async def drop(self, function: FunctionId) -> None:
-        """Free an image's pages; changed runtime state goes to disk first. Dropping what is not there is fine.
+        """Free an image's pages; changed runtime state goes to disk first, if the image is there. Dropping what is not
+        there is fine.
 
         Raises DormouseError if the state could not be written; the pages are free all the same.
         """
@@ -125,6 +127,8 @@ class HostStore:
             if isinstance(outcome, BaseException):
                 self.arena.free(extents)
                 raise outcome
+        if not index.durable:
+            await self._in_thread((directory / DATA_FILE).unlink)
         self._images[function] = _Image(directory, index, extents)
 
     def _read_piece(self, directory: Path, index: ImageIndex, first_page: int, extent: Extent) -> None:
@@ -146,7 +150,7 @@ class HostStore:
         image = self._images.pop(function, None)
         if image is None:
             return
-        if image.index.state_bytes == 0:
+        if image.index.state_bytes == 0 or not image.index.durable:
             self.arena.free(image.extents)
             return
         write_back = self._in_thread(self._write_back, function, image)

@@ -29,8 +29,11 @@ def laid_out(
     return placed + changing, weight_bytes, end
 
 
-def write_data(directory: Path, tensors: Iterable[tuple[TensorEntry, bytes | memoryview]]) -> tuple[int, ...]:
-    """Write the data file from entries in order of offset; the CRC-32 of every page. On disk when it returns."""
+def write_data(
+    directory: Path, tensors: Iterable[tuple[TensorEntry, bytes | memoryview]], *, durable: bool = True
+) -> tuple[int, ...]:
+    """Write the data file from entries in order of offset; the CRC-32 of every page. If ``durable``, it is on disk when
+    this returns."""
     with (directory / DATA_FILE).open("wb") as file:
         writer = _PageWriter(file.fileno())
         for entry, content in tensors:
@@ -38,13 +41,15 @@ def write_data(directory: Path, tensors: Iterable[tuple[TensorEntry, bytes | mem
             writer.write(content)
         writer.pad_to(round_up(writer.written, PAGE_BYTES))
         writer.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     return tuple(writer.checksums)
 
 
 @contextmanager
-def staged(target: Path) -> Iterator[Path]:
-    """A directory beside ``target`` to fill; it becomes ``target`` in one step, or nothing stays of it."""
+def staged(target: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A directory beside ``target`` to fill; it becomes ``target`` in one step, or nothing stays of it. If not
+    ``durable``, a crash of the machine may leave anything."""
     if target.exists():
         raise Conflict(f"{target} exists already")
     staging = _staging(target)
@@ -52,11 +57,12 @@ def staged(target: Path) -> Iterator[Path]:
     staging.mkdir(parents=True)
     try:
         yield staging
-        for path in staging.rglob("*"):
-            _flush(path)
-        _flush(staging)
+        if durable:
+            for path in (*staging.rglob("*"), staging):
+                _flush(path)
         staging.rename(target)
-        _flush(target.parent)
+        if durable:
+            _flush(target.parent)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise

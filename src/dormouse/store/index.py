@@ -79,6 +79,8 @@ class ImageIndex(Struct, frozen=True):
     """For V2 metadata: ``pytorch_huggingface``, ``pytorch_export``, ``pytorch_module``."""
     dtype: str | None = None
     """What floating-point tensors were cast to at deploy; None: as the source had them."""
+    durable: bool = True
+    """The data file stays when the image has been read; else the image is in memory from then on, and nowhere else."""
     format: int = FORMAT
 
     @property

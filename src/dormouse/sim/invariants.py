@@ -1,18 +1,18 @@
 """What must hold after every event (design, section 9), recomputed from the records alone."""
 
 from dormouse.core.placement import Standing, standing
-from dormouse.core.state import Executor, ImageState, RequestState, ResidencyState, State
+from dormouse.core.state import Executor, ImageState, Request, RequestState, ResidencyState, State
 from dormouse.core.types import Pin
 
 HOLDS_CHUNKS = {
     ResidencyState.LOADING,
+    ResidencyState.ARRIVING,
     ResidencyState.STREAMING,
     ResidencyState.RESIDENT,
     ResidencyState.RUNNING,
     ResidencyState.BROKEN,
 }
-"""A failed load has given its chunks back, an eviction as soon as it is commanded."""
-COPIES = {ResidencyState.LOADING, ResidencyState.STREAMING, ResidencyState.BROKEN}
+COPIES = {ResidencyState.LOADING, ResidencyState.ARRIVING, ResidencyState.STREAMING, ResidencyState.BROKEN}
 
 
 def check(state: State) -> None:
@@ -71,7 +71,9 @@ def check_requests(state: State) -> None:
         assert (request.state is RequestState.QUEUED) == (request.id in queued)
         if request.state is not RequestState.QUEUED:
             assert request.executor is not None
-            assert state.executors[request.executor].executing == request.id
+            executor = state.executors[request.executor]
+            given = [command for command in (executor.executing, executor.ahead) if command is not None]
+            assert sum(request.id in command.requests for command in given) == 1
     assert queued <= set(state.requests)
 
 
@@ -80,14 +82,22 @@ def check_waiting(state: State) -> None:
     homeless, cold = set(), set()
     for function in state.functions.values():
         stands = Standing.NOTHING if function.residencies else standing(function)
+        if function.parking and function.image is ImageState.DISK:
+            stands = Standing.READ
         homeless |= {function.id} if stands is Standing.LOAD else set()
         cold |= {function.id} if stands is Standing.READ else set()
     assert homeless == set(state.homeless.keys)
     assert cold == set(state.cold.keys)
+    due = set(state.gatherings)
+    for function in state.functions.values():
+        until_ns = function.gathers_until_ns
+        assert until_ns is None or (function.queue and (until_ns, function.id) in due)
     for executor in state.executors.values():
         asked = {n: r.state for n, r in executor.recency.items() if state.functions[n].queue}
-        assert {n for n, s in asked.items() if s is ResidencyState.RESIDENT} == set(executor.ready.keys)
-        assert {n for n, s in asked.items() if s is ResidencyState.LOADING} == set(executor.arriving.keys)
+        resident = {n for n, s in asked.items() if s in (ResidencyState.RESIDENT, ResidencyState.RUNNING)}
+        gathering = {n for n in resident if state.functions[n].gathers_until_ns is not None}
+        assert resident - gathering == set(executor.ready.keys)
+        assert {n for n, s in asked.items() if s is ResidencyState.ARRIVING} == set(executor.arriving.keys)
 
 
 def check_executor(state: State, executor: Executor) -> None:
@@ -97,12 +107,27 @@ def check_executor(state: State, executor: Executor) -> None:
     assert copying == ({executor.copying} - {None})
     in_use = (ResidencyState.RUNNING, ResidencyState.STREAMING, ResidencyState.FAILING)
     running = {n for n, r in executor.recency.items() if r.state in in_use}
-    request = None if executor.executing is None else state.requests[executor.executing]
-    assert running == ({request.function} if request else set())
+    given = [command for command in (executor.executing, executor.ahead) if command is not None]
+    assert executor.ahead is None or executor.executing is not None
+    assert running == {command.function for command in given}
+    for run in given:
+        requests = [state.requests[name] for name in run.requests]
+        assert len(set(run.requests)) == len(requests)
+        check_batch(requests, state.functions[run.function].spec.batch.rows, run.padded_rows)
     pinned = [r.size_bytes for n, r in executor.recency.items() if state.functions[n].spec.pin is Pin.DEVICE]
     assert executor.pinned_bytes == sum(pinned)
     for name in executor.recency:
         assert state.functions[name].residencies[executor.id] is executor.recency[name]
+
+
+def check_batch(requests: list[Request], most: int, padded_rows: int) -> None:
+    """What runs together is alike and not too much."""
+    if len(requests) > 1:
+        assert len({request.alike for request in requests}) == 1
+        assert all(request.alike and not request.alone for request in requests)
+        assert sum(request.rows for request in requests) <= min(most, padded_rows)
+    assert padded_rows & (padded_rows - 1) == 0
+    assert padded_rows < 2 * most
 
 
 def check_victims(state: State, victims: set[str]) -> None:

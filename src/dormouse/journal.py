@@ -75,8 +75,29 @@ class JournalWriter:
         self._ended = True
 
 
-def read_journal(file: Path) -> tuple[Settings, Iterator[Entry]]:
-    """A journal's settings and its entries, up to where it was cut off. Raises ConfigurationFault for other files."""
+class Record:
+    """A journal that is being read. ``cut_off`` is known once ``entries`` has come to its end."""
+
+    def __init__(self, settings: Settings, source: BinaryIO) -> None:
+        self.settings = settings
+        self.cut_off = False
+        self._source = source
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """Every entry that is there whole. Only once."""
+        with self._source as source:
+            while head := source.read(LENGTH.size):
+                length = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 1
+                body = source.read(length)
+                if len(body) < length:
+                    self.cut_off = True
+                    return
+                yield _decoder.decode(body)
+
+
+def read_journal(file: Path) -> Record:
+    """A journal, as far as it goes. Raises ConfigurationFault for other files and other versions."""
     source = file.open("rb")
     try:
         header = msgspec.json.decode(source.readline(), type=Header)
@@ -86,14 +107,4 @@ def read_journal(file: Path) -> tuple[Settings, Iterator[Entry]]:
     if header.format != FORMAT:
         source.close()
         raise ConfigurationFault(f"{file} has journal format {header.format}, this version reads {FORMAT}")
-    return header.settings, _entries(source)
-
-
-def _entries(source: BinaryIO) -> Iterator[Entry]:
-    with source:
-        while len(head := source.read(LENGTH.size)) == LENGTH.size:
-            (length,) = LENGTH.unpack(head)
-            body = source.read(length)
-            if len(body) < length:
-                return
-            yield _decoder.decode(body)
+    return Record(header.settings, source)

@@ -1,0 +1,159 @@
+"""The server under test, as its users start it, and what can be seen of it from outside."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+READY = " is ready on "
+ROOT = Path(__file__).parents[2]
+CODE = Path(__file__).parent / "functions"
+DEPLOYS_AT_ONCE = 16
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    architecture: str
+    seed: int
+    deadline_ms: float
+
+
+def functions_of(architectures: Sequence[tuple[str, float]], count: int) -> list[Function]:
+    """So many functions, round-robin over architectures with their deadlines, each with a seed of its own."""
+    made = []
+    for number in range(count):
+        architecture, deadline_ms = architectures[number % len(architectures)]
+        made.append(Function(f"{architecture}-{number:03}", architecture, number + 1, deadline_ms))
+    return made
+
+
+@dataclass
+class Memory:
+    """``device_used_bytes`` as the driver counts it, of the whole card; 0 without one. RSS with and without the arena's
+    pages, where the system tells them apart."""
+
+    at_s: float
+    device_used_bytes: int
+    server_rss_bytes: int
+    executor_rss_bytes: int
+    server_private_bytes: int
+    executor_private_bytes: int
+    server_python_blocks: int
+
+
+@dataclass
+class Server:
+    url: str
+    pid: int
+    cuda: bool
+
+    # -------------------------------------------------------------- what it says
+
+    def ask(self, path: str, body: object = None, method: str = "GET") -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, method="POST" if data else method)
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as refusal:
+            raise SystemExit(f"{method} {path}: {refusal.code} {refusal.read().decode()}") from None
+
+    def functions(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.ask("/dormouse/functions")["functions"]
+        return rows
+
+    def node(self) -> dict[str, Any]:
+        node: dict[str, Any] = self.ask("/dormouse/node")
+        return node
+
+    @property
+    def executor_pid(self) -> int:
+        return int(self.node()["executors"][0]["pid"])
+
+    # -------------------------------------------------------------- what it is told
+
+    def deploy(self, functions: Sequence[Function]) -> None:
+        """The first of each architecture by itself, the others like it."""
+        firsts = {function.architecture: function for function in reversed(functions)}
+        with ThreadPoolExecutor(DEPLOYS_AT_ONCE) as pool:
+            list(pool.map(lambda function: self._deploy(function, None), firsts.values()))
+            others = [function for function in functions if firsts[function.architecture] != function]
+            list(pool.map(lambda function: self._deploy(function, firsts[function.architecture].name), others))
+
+    def _deploy(self, function: Function, like: str | None) -> None:
+        manifest = {
+            "name": function.name,
+            "source": "fleet:base" if like is None else "fleet:weights",
+            "code": str(CODE),
+            "arguments": {"architecture": function.architecture, "seed": function.seed},
+            "like": like,
+            "slo": {"deadline_ms": function.deadline_ms, "percentile": 98},
+        }
+        self.ask("/dormouse/functions", manifest)
+
+    def remove(self, functions: Iterable[Function]) -> None:
+        with ThreadPoolExecutor(DEPLOYS_AT_ONCE) as pool:
+            list(pool.map(lambda f: self.ask(f"/dormouse/functions/{f.name}", method="DELETE"), functions))
+
+    # -------------------------------------------------------------- what is seen from outside
+
+    def memory(self) -> Memory:
+        executor = self.executor_pid
+        return Memory(
+            at_s=time.time(),
+            device_used_bytes=device_used_bytes() if self.cuda else 0,
+            server_rss_bytes=_resident(self.pid),
+            executor_rss_bytes=_resident(executor),
+            server_private_bytes=_private(self.pid),
+            executor_private_bytes=_private(executor),
+            server_python_blocks=self.node()["server"]["python_blocks"],
+        )
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+
+def started(state_dir: Path, options: Sequence[str], cuda: bool, log: Path) -> Server:
+    """``dormouse serve``, ready, in a session of its own."""
+    command = [sys.executable, "-m", "dormouse.cli", "serve", "--state-dir", str(state_dir), "--port", "0"]
+    command += ["--allow-code", str(CODE), *options]
+    with log.open("ab") as errors:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if READY not in line:
+        raise SystemExit(f"the server did not start: {line} {log.read_text()[-2000:]}")
+    return Server(line.partition(READY)[2].split()[0], child.pid, cuda)
+
+
+def saved(server: Server) -> dict[str, Any]:
+    return asdict(server)
+
+
+def device_used_bytes() -> int:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) * 1024 * 1024
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+def _private(pid: int) -> int:
+    """Anonymous memory; where the system does not say, resident less shared."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * _PAGE_BYTES

@@ -1,0 +1,93 @@
+"""Machines and models with measured numbers, by name. Each says where its numbers come from.
+
+V100 (Torpor, ATC'25): resident and swapped-in latencies are Table 4's "GPU remoting" and "Swap, PCIe"; bytes are the
+float32 weights of torchvision's and Hugging Face's models. What is left of a swap when its bytes have been copied is
+the tail. The switch that two neighbours share carries 1.15 times what one link does, which comes near Table 3's
+slowdowns (``bench/papers``).
+
+H200: measured on the card (2026-11-29, driver 580, CUDA 13.0, PyTorch 2.11): 55.1 GB/s a link, each GPU its own,
+395 GB/s between GPUs; ResNet-152, DenseNet-169 and BERT-large (384 tokens) as CUDA graphs, resident and swapped in.
+"""
+
+from dormouse.core.types import Bytes, Ns, Slo
+from dormouse.sim.hardware import GB, MIB, MS_NS, Device, Machine, Model
+
+V100_LINK_BYTES_PER_S = 12 * GB
+V100_SWITCH_BYTES_PER_S = V100_LINK_BYTES_PER_S * 115 // 100
+H200_LINK_BYTES_PER_S = 55_100_000_000
+
+VISION = Slo(80 * MS_NS, 980_000)
+LANGUAGE = Slo(200 * MS_NS, 980_000)
+
+
+def _paper_model(name: str, image_bytes: Bytes, resident_ms: int, swapped_ms: int, slo: Slo = VISION) -> Model:
+    copy_ns = image_bytes * 1_000_000_000 // V100_LINK_BYTES_PER_S
+    return Model(name, image_bytes, resident_ms * MS_NS, max(0, swapped_ms * MS_NS - copy_ns), slo)
+
+
+PAPER_MODELS = {
+    model.name: model
+    for model in (
+        _paper_model("resnet-50", 102_548_480, 9, 13),
+        _paper_model("resnet-101", 178_619_904, 14, 22),
+        _paper_model("resnet-152", 241_530_880, 17, 25),
+        _paper_model("densenet-169", 57_230_848, 25, 27),
+        _paper_model("densenet-201", 80_946_688, 28, 30),
+        _paper_model("inception-v3", 108_938_752, 14, 17),
+        _paper_model("efficientnet", 21_320_704, 12, 13),
+        _paper_model("bert-qa", 1_336_410_112, 43, 144, LANGUAGE),
+    )
+}
+"""In the order of the paper's mix: function n is model n mod 8."""
+
+
+def _h200_model(name: str, image_bytes: Bytes, resident_us: Ns, tail_us: Ns, slo: Slo = VISION) -> Model:
+    return Model(name, image_bytes, resident_us * 1000, tail_us * 1000, slo)
+
+
+H200_MODELS = {
+    model.name: model
+    for model in (
+        _h200_model("resnet-152", 241_530_880, 2_650, 350),
+        _h200_model("densenet-169", 57_230_848, 2_800, 1_900),
+        _h200_model("bert-large", 1_340_000_000, 12_700, 300, LANGUAGE),
+    )
+}
+
+
+def _v100s(count: int, memory_bytes: Bytes = 25 * GB) -> Machine:
+    # PCIe switches are shared by (0,1) and (2,3); NVLink is fast between 0-3, 1-2, 2-3 and slow between 0-1, 0-2, 1-3.
+    devices = tuple(
+        Device(
+            f"v100:{number}",
+            memory_bytes,
+            V100_LINK_BYTES_PER_S,
+            uplink=f"switch:{number // 2}",
+            chunk_bytes=2 * MIB,
+        )
+        for number in range(count)
+    )
+    fast = {(0, 3), (1, 2), (2, 3)}
+    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+    peers = {f"v100:{a}>v100:{b}": (40 if (min(a, b), max(a, b)) in fast else 20) * GB for a, b in pairs}
+    switches = {device.uplink: V100_SWITCH_BYTES_PER_S for device in devices}
+    return Machine(devices, switches, peers)
+
+
+def _h200s(count: int, memory_bytes: Bytes = 25 * GB) -> Machine:
+    devices = tuple(
+        Device(f"h200:{number}", memory_bytes, H200_LINK_BYTES_PER_S, load_overhead_ns=200_000)
+        for number in range(count)
+    )
+    pairs = [(one.name, other.name) for one in devices for other in devices if one is not other]
+    return Machine(devices, {}, {f"{one}>{other}": 380 * GB for one, other in pairs}, host_bytes=1000 * GB)
+
+
+MACHINES = {
+    "v100": _v100s(1),
+    "v100x4": _v100s(4),
+    "h200": _h200s(1),
+    "h200x2": _h200s(2),
+    "h200x8": _h200s(8),
+}
+MODELS = {"v100": PAPER_MODELS, "h200": H200_MODELS}

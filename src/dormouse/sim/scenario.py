@@ -1,0 +1,260 @@
+"""A scenario file: which machine, which functions, which policies, who asks, what goes wrong. TOML.
+
+Everything that is wrong with one is said in one line with the file, the key and, where it can be found, the line.
+"""
+
+import random
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from dormouse.core.eviction import EVICTION
+from dormouse.core.placement import PLACEMENT
+from dormouse.core.queueing import QUEUEING
+from dormouse.core.types import Bytes, FunctionId, Ns, Settings, Slo
+from dormouse.errors import ConfigurationFault
+from dormouse.sim import traces, workload
+from dormouse.sim.faults import Faults
+from dormouse.sim.hardware import MS_NS, Device, Machine, Model
+from dormouse.sim.presets import MACHINES, MODELS
+from dormouse.sim.world import Watcher, World
+
+SECOND_NS: Ns = 1_000_000_000
+
+
+class MachineTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``like`` names a preset; what is given besides replaces its numbers."""
+
+    like: str = "h200"
+    devices: int | None = None
+    device_bytes: Bytes | None = None
+    link_bytes_per_s: int | None = None
+    host_bytes: Bytes | None = None
+    hop_us: float | None = None
+
+
+class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model of the user's own, or with measured numbers of a machine."""
+
+    name: str
+    image_bytes: Bytes
+    resident_ms: float
+    tail_ms: float = 0.0
+    build_ms: float = 0.0
+    deadline_ms: float = 1000.0
+    percentile: float = 98.0
+
+
+class FunctionsTable(Struct, frozen=True, forbid_unknown_fields=True):
+    count: int
+    models: tuple[str, ...] = ()
+    """Dealt in turn; empty: all of the machine's presets, or all of the scenario's own."""
+
+
+class PoliciesTable(Struct, frozen=True, forbid_unknown_fields=True):
+    queueing: str = Settings(1).queueing
+    placement: str = Settings(1).placement
+    eviction: str = Settings(1).eviction
+
+
+class WorkloadTable(Struct, frozen=True, forbid_unknown_fields=True):
+    kind: Literal["poisson", "gamma", "per-minute", "servegen", "skewed", "bursts"] = "poisson"
+    duration_s: float = 60.0
+    requests_per_s: float = 10.0
+    """Over all functions; of traces None of this is asked."""
+    cv: float = 2.0
+    exponent: float = 1.0
+    factor: float = 10.0
+    share: float = 0.1
+    burst_s: float = 2.0
+    trace: str = ""
+    scale: float = 1.0
+
+
+class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
+    functions: FunctionsTable
+    seed: int = 42
+    machine: MachineTable = MachineTable()
+    model: tuple[ModelTable, ...] = ()
+    policies: PoliciesTable = PoliciesTable()
+    workload: WorkloadTable = WorkloadTable()
+    faults: Faults = Faults()
+
+
+def read(file: Path) -> Scenario:
+    """A scenario, checked. Raises ConfigurationFault."""
+    try:
+        text = file.read_text()
+        scenario = msgspec.convert(tomllib.loads(text), Scenario)
+    except FileNotFoundError:
+        raise ConfigurationFault(f"scenario {file} is not there") from None
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ConfigurationFault(f"scenario {file} cannot be read: {fault}") from None
+    except tomllib.TOMLDecodeError as fault:
+        raise ConfigurationFault(f"scenario {file} is no TOML: {fault}") from None
+    except msgspec.ValidationError as fault:
+        raise ConfigurationFault(_located(file, text, str(fault))) from None
+    for key, value, problem in _problems(scenario):
+        raise ConfigurationFault(_at(file, text, key, f"{key} = {value!r}: {problem}"))
+    return scenario
+
+
+def _located(file: Path, text: str, complaint: str) -> str:
+    """msgspec says the place as ``$.workload.rate``, or names an unknown field before it."""
+    place = re.search(r" - at `\$\.?([^`]*)`", complaint)
+    unknown = re.search(r"unknown field `([^`]+)`", complaint)
+    prefix = place[1] if place else ""
+    key = ".".join(filter(None, (prefix, unknown[1] if unknown else "")))
+    said = complaint.partition(" - at ")[0]
+    return _at(file, text, key, f"{key}: {said[0].lower()}{said[1:]}" if key else said)
+
+
+def _at(file: Path, text: str, key: str, said: str) -> str:
+    """With the line on which the key stands, if there is one."""
+    wanted = [re.sub(r"\[.*", "", part) for part in key.split(".")]
+    table: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            table = header[1].split(".")
+        elif (pair := re.match(r"\s*([\w-]+)\s*=", line)) and [*table, pair[1]] == wanted:
+            return f"scenario {file} line {number}: {said}"
+    return f"scenario {file}: {said}"
+
+
+def _problems(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
+    """Key, value, and what is wrong with it."""
+    if scenario.machine.like not in MACHINES:
+        yield "machine.like", scenario.machine.like, f"there is no such machine; known are {', '.join(MACHINES)}"
+        return
+    yield from _unknown_names(scenario)
+    yield from _bad_numbers(scenario)
+
+
+def _unknown_names(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
+    known, load = _models(scenario), scenario.workload
+    for name in scenario.functions.models:
+        if name not in known:
+            yield "functions.models", name, f"there is no such model; known are {', '.join(known)}"
+    for kind, chosen in (("queueing", QUEUEING), ("placement", PLACEMENT), ("eviction", EVICTION)):
+        name = getattr(scenario.policies, kind)
+        if name not in chosen:
+            yield f"policies.{kind}", name, f"there is no such policy; known are {', '.join(chosen)}"
+    if load.kind in ("per-minute", "servegen") and not load.trace:
+        yield "workload.trace", load.trace, f"workload {load.kind!r} needs a trace"
+
+
+def _bad_numbers(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
+    positive = {
+        "machine": ("devices", "device_bytes", "link_bytes_per_s", "host_bytes"),
+        "functions": ("count",),
+        "workload": ("duration_s", "requests_per_s", "cv", "factor", "burst_s", "scale"),
+    }
+    for table, keys in positive.items():
+        for key in keys:
+            value = getattr(getattr(scenario, table), key)
+            if value is not None and value <= 0:
+                yield f"{table}.{key}", value, "it must be more than 0"
+    for key in scenario.faults.__struct_fields__:
+        if getattr(scenario.faults, key) < 0:
+            yield f"faults.{key}", getattr(scenario.faults, key), "it must not be less than 0"
+    if not 0 < scenario.workload.share < 1:
+        yield "workload.share", scenario.workload.share, "it must be between 0 and 1"
+    for model in scenario.model:
+        if model.image_bytes <= 0 or model.resident_ms <= 0 or min(model.tail_ms, model.build_ms) < 0:
+            yield "model", model.name, "bytes and milliseconds must be more than 0"
+
+
+def _models(scenario: Scenario) -> dict[str, Model]:
+    own = {
+        table.name: Model(
+            table.name,
+            table.image_bytes,
+            round(table.resident_ms * MS_NS),
+            round(table.tail_ms * MS_NS),
+            Slo(round(table.deadline_ms * MS_NS), round(table.percentile * 10_000)),
+            round(table.build_ms * MS_NS),
+        )
+        for table in scenario.model
+    }
+    presets = MODELS["v100" if scenario.machine.like.startswith("v100") else "h200"]
+    return own or dict(presets)
+
+
+def machine_of(table: MachineTable) -> Machine:
+    """The machine, with the preset's numbers replaced by the table's own."""
+    machine = MACHINES[table.like]
+    devices = machine.devices if table.devices is None else _so_many(machine.devices, table.devices)
+    changes = {
+        "capacity_bytes": table.device_bytes,
+        "link_bytes_per_s": table.link_bytes_per_s,
+    }
+    given = {key: value for key, value in changes.items() if value is not None}
+    devices = tuple(msgspec.structs.replace(device, **given) for device in devices)
+    host_bytes = machine.host_bytes if table.host_bytes is None else table.host_bytes
+    hop_ns = machine.hop_ns if table.hop_us is None else round(table.hop_us * 1000)
+    return msgspec.structs.replace(machine, devices=devices, host_bytes=host_bytes, hop_ns=hop_ns)
+
+
+def _so_many(devices: tuple[Device, ...], count: int) -> tuple[Device, ...]:
+    kind = devices[0].name.partition(":")[0]
+    return tuple(
+        devices[n] if n < len(devices) else msgspec.structs.replace(devices[0], name=f"{kind}:{n}", uplink="")
+        for n in range(count)
+    )
+
+
+def functions_of(scenario: Scenario, count: int) -> list[tuple[FunctionId, Model]]:
+    """Models dealt to functions in turn."""
+    known = _models(scenario)
+    names = scenario.functions.models or tuple(known)
+    return [(FunctionId(f"f{number}/1"), known[names[number % len(names)]]) for number in range(count)]
+
+
+def world_of(scenario: Scenario, *, functions: int | None = None, watch: Watcher | None = None) -> World:
+    """The world at its beginning: everything deployed, nothing asked."""
+    machine, policies = machine_of(scenario.machine), scenario.policies
+    settings = Settings(
+        host_capacity_bytes=machine.host_bytes,
+        queueing=policies.queueing,
+        placement=policies.placement,
+        eviction=policies.eviction,
+        queue_length=1_000_000,
+    )
+    count = scenario.functions.count if functions is None else functions
+    return World(machine, settings, functions_of(scenario, count), watch=watch)
+
+
+def arrivals_of(scenario: Scenario, directory: Path, *, functions: int | None = None) -> workload.Arrivals:
+    """The requests of a scenario. ``directory`` is where relative traces are looked for."""
+    load, seed = scenario.workload, scenario.seed
+    count = scenario.functions.count if functions is None else functions
+    duration_ns = round(load.duration_s * SECOND_NS)
+    per_function = load.requests_per_s * load.scale * count / scenario.functions.count / count
+    even = [per_function] * count
+    match load.kind:
+        case "poisson":
+            return workload.poisson(even, duration_ns, seed)
+        case "gamma":
+            return workload.gamma(even, load.cv, duration_ns, seed)
+        case "skewed":
+            rates = workload.skewed(count, per_function * count, load.exponent, seed)
+            return workload.poisson(rates, duration_ns, seed)
+        case "bursts":
+            burst_ns = round(load.burst_s * SECOND_NS)
+            return workload.bursts(
+                even, duration_ns, seed, factor=load.factor, share=load.share, mean_burst_ns=burst_ns
+            )
+        case "per-minute":
+            rows = traces.calls_per_minute(directory / load.trace)
+            minutes = max(1, min(len(rows[0]), round(load.duration_s / 60)))
+            drawn = workload.drawn_with_replacement(rows, count, seed)
+            return workload.per_minute([row[:minutes] for row in drawn], seed)
+        case "servegen":
+            clients = traces.client_windows(directory / load.trace)
+            dealt = [random.Random(seed + n).choice(clients) if n >= len(clients) else clients[n] for n in range(count)]
+            return workload.windows(dealt, 600 * SECOND_NS, duration_ns, seed, load.scale)
