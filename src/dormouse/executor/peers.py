@@ -57,7 +57,7 @@ class Peers:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(_name_of(self.address))
         self._listener.listen()
-        _in_background(self._accept)
+        _in_background(self._accept, "peers-listening")
 
     def introduce(self, asked: wire.Introduce) -> None:
         """Map a peer's pool in the background; PeerAdopted or PeerNotAdopted follows."""
@@ -192,5 +192,5 @@ def _name_of(address: str) -> str:
     return f"\0{address}"
 
 
-def _in_background(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="peers", daemon=True).start()
+def _in_background(work: Callable[[], None], name: str = "peers") -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()
