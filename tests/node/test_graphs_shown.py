@@ -7,19 +7,20 @@ from dormouse import wire
 from dormouse.config import Config
 from dormouse.control.catalog import Deployed
 from dormouse.control.inventory import function_row
+from dormouse.control.payloads import Outputs
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.core.messages import Event, Forget
 from dormouse.core.types import CommandId, ExecutorId, FunctionId
 from dormouse.functions import Manifest
 from dormouse.slab import Slab
 from dormouse.store.arena import Arena
-from dormouse.tensors import Signature, Tensor
+from dormouse.tensors import Signature
 
 EXECUTOR = ExecutorId("cpu:0")
 FUNCTION = FunctionId("f/1")
 
 
-def nothing(event: Event, tensors: tuple[Tensor, ...]) -> None:
+def nothing(event: Event, tensors: Outputs) -> None:
     del event, tensors
 
 

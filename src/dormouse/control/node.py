@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from dormouse.config import Config
+from dormouse.control.batching import likeness
 from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.controller import Controller
 from dormouse.control.devices import devices_of
 from dormouse.control.importer import Imported, import_source
-from dormouse.control.inventory import function_row, host_row, index_entry
+from dormouse.control.inventory import batch_row, function_row, host_row, index_entry
 from dormouse.control.journal import JournalWriter
 from dormouse.control.payloads import Payloads
 from dormouse.control.processes import ExecutorProcesses
@@ -35,7 +36,7 @@ from dormouse.core.messages import (
 from dormouse.core.state import Service
 from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
 from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept, UnknownFunction, error_for
-from dormouse.functions import Manifest, checked, function_id, limits_of, name_of, revision_of, slo_of
+from dormouse.functions import Manifest, batch_of, checked, function_id, limits_of, name_of, revision_of, slo_of
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference
 
@@ -163,7 +164,10 @@ class Node:
 
     def functions(self) -> list[dict[str, Any]]:
         functions, graphs = self._state.functions, self._executors.graphs_of
-        return [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
+        rows = [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
+        return [
+            row | {"batch": batch_row(d, self._state)} for row, d in zip(rows, self._functions.values(), strict=True)
+        ]
 
     def node(self) -> dict[str, Any]:
         return {**host_row(self._state, self._store), "executors": self._executors.describe()}
@@ -176,6 +180,7 @@ class Node:
         request = self._payloads.accept(function, inference)
         answers = self._payloads[request].answers
         now = self._controller.now()
+        rows, alike = likeness(inference) if deployed.manifest.batch.rows > 1 else (1, "")
         self._controller.post(
             RequestArrived(
                 request,
@@ -183,6 +188,8 @@ class Node:
                 None if inference.slo_ns is None else now + inference.slo_ns,
                 None if inference.timeout_ns is None else now + inference.timeout_ns,
                 inference.priority,
+                rows,
+                alike,
             )
         )
         final = False
@@ -301,6 +308,7 @@ def _spec(deployed: Deployed) -> FunctionSpec:
         slo=slo_of(manifest),
         pin=manifest.pin,
         limits=limits_of(manifest),
+        batch=batch_of(manifest),
     )
 
 
