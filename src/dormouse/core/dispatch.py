@@ -8,7 +8,8 @@ from dormouse.core.admission import larger_than_devices, larger_than_host
 from dormouse.core.batching import company
 from dormouse.core.eviction import images_to_drop, residents_to_bring_home, want_of
 from dormouse.core.operations import depart, evict_everywhere, give_up
-from dormouse.core.state import Executor, Function, Want
+from dormouse.core.ready import ReadyQueue
+from dormouse.core.state import Executor, Function, State, Want
 from dormouse.core.turn import Turn
 
 
@@ -18,22 +19,31 @@ def dispatch(turn: Turn) -> None:
         depart(turn)
     if state.cold.keys:
         read_images(turn)
-    executors = state.executors.values()
-    for executor in executors:
-        if executor.executing is None and executor.ready.keys and (name := executor.ready.first()) is not None:
-            _execute(turn, state.functions[name], executor)
+    if state.stirred:
+        for executor in _stirred(state):
+            _fill_lane(turn, executor, executor.ready)
     if state.homeless.keys:
         load_images(turn)
-    for executor in executors:
-        # On the layers that have come so far; it waits for the others as it reaches them.
-        if executor.executing is None and executor.arriving.keys and (name := executor.arriving.first()) is not None:
-            _execute(turn, state.functions[name], executor)
+    if state.stirred:
+        for executor in _stirred(state):
+            # On the layers that have come so far; it waits for the others as it reaches them.
+            _fill_lane(turn, executor, executor.arriving)
+        state.stirred.clear()
     if state.leaving:
         depart(turn)
 
 
-def _execute(turn: Turn, function: Function, executor: Executor) -> None:
-    turn.execute(function, executor, company(function, executor))
+def _stirred(state: State) -> list[Executor]:
+    """In the order in which they joined."""
+    if len(state.stirred) == 1:
+        return list(state.stirred.values())
+    return [executor for executor in state.executors.values() if executor.id in state.stirred]
+
+
+def _fill_lane(turn: Turn, executor: Executor, queue: ReadyQueue) -> None:
+    if executor.executing is None and (name := queue.first()) is not None:
+        function = turn.state.functions[name]
+        turn.execute(function, executor, company(function, executor))
 
 
 def load_images(turn: Turn) -> None:
