@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dormouse.core.types import FunctionId, Limits, Ns, Pin, Slo
+from dormouse.core.types import Batch, FunctionId, Limits, Ns, Pin, Slo
 from dormouse.errors import ConfigurationFault
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -19,6 +19,8 @@ LONGEST_MS = 1e12
 """Thirty years. In nanoseconds, and added to any clock, it still fits in 64 bits."""
 DURATION = f"a positive number of milliseconds, at most {LONGEST_MS:g}"
 LONGEST_QUEUE = 10**9
+MOST_ROWS = 4096
+LONGEST_WAIT_MS = 10_000.0
 TASKS = ("auto", "raw", "embedding", "next-token", "classification")
 
 
@@ -34,6 +36,14 @@ class LimitsManifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     queue_length: int = 256
     timeout_ms: float = 60_000.0
+
+
+class BatchManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[batch]``: up to so many ``rows`` of requests that wait are run together; ``wait_ms``: how long the oldest
+    waits for company although a device is free."""
+
+    rows: int = 1
+    wait_ms: float = 0.0
 
 
 class InputManifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +72,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     pin: Pin = Pin.NONE
     slo: SloManifest = SloManifest()
     limits: LimitsManifest = LimitsManifest()
+    batch: BatchManifest = BatchManifest()
     inputs: tuple[InputManifest, ...] = ()
 
 
@@ -101,6 +112,13 @@ def checked(manifest: Manifest, origin: str) -> Manifest:
             manifest.limits.queue_length,
             f"at least 1 and at most {LONGEST_QUEUE}",
         ),
+        (1 <= manifest.batch.rows <= MOST_ROWS, "batch.rows", manifest.batch.rows, f"1 to {MOST_ROWS}; 1: no batches"),
+        (
+            0 <= manifest.batch.wait_ms <= LONGEST_WAIT_MS,
+            "batch.wait_ms",
+            manifest.batch.wait_ms,
+            f"0 to {LONGEST_WAIT_MS:g} milliseconds",
+        ),
     )
     for sound, key, value, expected in rules:
         if not sound:
@@ -114,6 +132,10 @@ def slo_of(manifest: Manifest) -> Slo:
 
 def limits_of(manifest: Manifest) -> Limits:
     return Limits(manifest.limits.queue_length, _ns(manifest.limits.timeout_ms))
+
+
+def batch_of(manifest: Manifest) -> Batch:
+    return Batch(manifest.batch.rows, _ns(manifest.batch.wait_ms))
 
 
 def function_id(name: str, revision: int) -> FunctionId:

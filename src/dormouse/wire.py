@@ -105,6 +105,8 @@ class ExecuteRequest(Struct, frozen=True, tag=True):
     command: Execute
     inputs: tuple[TensorRef, ...]
     outputs: tuple[str, ...]
+    others: tuple[tuple[TensorRef, ...], ...] = ()
+    """The inputs of the command's other requests, in order."""
 
 
 class ArenaGrown(Struct, frozen=True, tag=True):
@@ -177,6 +179,8 @@ class ChunkReady(Struct, frozen=True, tag=True):
 
     event: ChunkProduced | ExecutionFinished
     outputs: tuple[TensorRef, ...]
+    rows: tuple[int, ...] = ()
+    """Of requests that ran together: how many rows of each output are whose, in order; empty: all is of one."""
 
 
 class ImageHeld(Struct, frozen=True, tag=True):

@@ -178,6 +178,22 @@ def test_a_wait_ends_with_its_executor() -> None:
     assert only(story.bench.join(), Execute).requests == (2,)
 
 
+def test_two_waits_that_end_together_fill_two_lanes_at_once() -> None:
+    bench = Bench()
+    for executor in ("cuda:0", "cuda:1"):
+        bench.join(executor, capacity_mib=10)
+    for name in ("a/1", "b/1"):
+        bench.park(name, batch=Batch(4, 5 * MS))
+        run = only(bench.ask(name), Execute)
+        load = next(c for c in bench.state.executors[run.executor].pending.values() if c is not run)
+        bench.send(LoadFinished(run.executor, load.command, run.function, 1))
+        bench.send(ExecutionFinished(run.executor, run.command, run.request, 1))
+    bench.ask("a/1", alike="x")
+    bench.ask("b/1", alike="x", after_ms=0)
+    runs = every(bench.send(TimerFired(), after_ms=5), Execute)
+    assert [(run.executor, run.function) for run in runs] == [("cuda:0", "a/1"), ("cuda:1", "b/1")]
+
+
 # ------------------------------------------------------------------ one among others
 
 

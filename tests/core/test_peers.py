@@ -109,6 +109,17 @@ def test_the_core_wakes_when_a_deadline_makes_the_wait_too_long(bench: Bench) ->
     assert loads(bench.send(TimerFired(), after_ms=4)) == FROM_ONE
 
 
+def test_the_core_does_not_wake_for_a_device_that_is_lost(bench: Bench) -> None:
+    """Found by the fault campaign: it woke again and again, at a time that had passed."""
+    running_on_one(bench)
+    bench.ask("a/1", deadline_ms=50)
+    wake = bench.state.replicate_at_ns
+    assert wake is not None
+    bench.send(ExecutorLost(TWO, "killed"))
+    commands = bench.send(TimerFired(), after_ms=100)
+    assert all(timer.at_ns > bench.now for timer in every(commands, SetTimer))
+
+
 def test_what_is_left_of_a_usual_run_is_known_and_a_short_rest_is_waited_for(bench: Bench) -> None:
     one = running_on_one(bench)
     (run,) = one.pending(Execute)

@@ -233,3 +233,13 @@ def test_an_unknown_policy_is_an_error_at_the_start() -> None:
 def test_an_answer_to_a_command_that_was_never_given_is_a_bug(bench: Bench) -> None:
     with pytest.raises(AssertionError, match="not pending"):
         bench.core.handle(bench.now, LoadFinished(ExecutorId("cuda:0"), CommandId(77), FunctionId("a/1"), 1))
+
+
+def test_timeouts_of_requests_that_have_ended_do_not_pile_up() -> None:
+    bench = Bench()
+    bench.park("f/1")
+    bench.ask("f/1")
+    for _ in range(500):
+        bench.ask("f/1")
+        bench.send(RequestCancelled(RequestId(bench.requests)))
+    assert len(bench.state.timeouts) <= 2 * 2 + 65

@@ -14,6 +14,7 @@ import torch
 
 from dormouse.config import MIB, Config
 from dormouse.control.node import Node
+from dormouse.control.payloads import Outputs
 from dormouse.core.messages import Event
 from dormouse.functions import Manifest, SloManifest
 from dormouse.submit import Chunk, Inference
@@ -162,7 +163,7 @@ class Events:
         self._told: asyncio.Queue[Event] = asyncio.Queue()
         handle = node._controller._handle
 
-        def watched(event: Event, outputs: tuple[Tensor, ...]) -> None:
+        def watched(event: Event, outputs: Outputs) -> None:
             handle(event, outputs)
             self._told.put_nowait(event)
 

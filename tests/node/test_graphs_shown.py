@@ -7,6 +7,7 @@ from dormouse import wire
 from dormouse.config import Config
 from dormouse.control.catalog import Deployed
 from dormouse.control.inventory import function_row
+from dormouse.control.payloads import Outputs
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import Links
 from dormouse.core.messages import Event, Forget
@@ -14,13 +15,13 @@ from dormouse.core.types import CommandId, ExecutorId, FunctionId, Topology
 from dormouse.functions import Manifest
 from dormouse.slab import Slab
 from dormouse.store.arena import Arena
-from dormouse.tensors import Signature, Tensor
+from dormouse.tensors import Signature
 
 EXECUTOR = ExecutorId("cpu:0")
 FUNCTION = FunctionId("f/1")
 
 
-def nothing(event: Event, tensors: tuple[Tensor, ...]) -> None:
+def nothing(event: Event, tensors: Outputs) -> None:
     del event, tensors
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dormouse.errors import Conflict, RefusedSource
-from dormouse.functions import InputManifest, Manifest
+from dormouse.functions import BatchManifest, InputManifest, Manifest
 from dormouse.model import importing, sources
 from dormouse.model.datatypes import bytes_of
 from dormouse.model.import_process import ImportProcess
@@ -305,3 +305,42 @@ def _swapped(made: tuple[Manifest, list[Path]], target: Path) -> tuple[Manifest,
 
 def assert_nothing_left(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"code", "source"}
+
+
+def test_a_model_that_answers_two_together_as_each_alone_may_be_batched(tmp_path: Path) -> None:
+    manifest, allow_code = factory(tmp_path, "net", batch=BatchManifest(rows=4))
+    assert import_model(manifest, tmp_path / "image", allow_code) == read_index(tmp_path / "image")
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_models_of_text_may_be_batched_too(name: str, tmp_path: Path) -> None:
+    save_huggingface(name, tmp_path / "source")
+    inspect_model(Manifest("m", str(tmp_path / "source"), batch=BatchManifest(rows=4)), ())
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("mixing", "two samples together get other answers"),
+        ("recurrent", "two samples together get other answers"),  # its state has the layers first
+        ("summing", r"output 'total' has shape \[\] for 2 rows"),
+        ("single", "fails with two samples"),
+        ("counter", "changes the model's state"),
+        ("stream", "streams its answer"),
+        ("loose", "fails with two samples"),
+    ],
+)
+def test_a_model_that_cannot_be_batched_is_refused_when_it_should_be(source: str, why: str, tmp_path: Path) -> None:
+    manifest, allow_code = factory(tmp_path, source, batch=BatchManifest(rows=4))
+    with pytest.raises(RefusedSource, match=rf"batch.rows = 4: .*({why})"):
+        import_model(manifest, tmp_path / "image", allow_code)
+    assert not (tmp_path / "image").exists()
+    with pytest.raises(RefusedSource, match=r"batch\.rows = 4"):
+        inspect_model(manifest, allow_code)
+
+
+def test_a_model_of_plain_text_cannot_be_batched(tmp_path: Path) -> None:
+    text = InputManifest("text", "BYTES", (1, 2)), InputManifest("x", "FP32", (1, 2))
+    manifest, allow_code = factory(tmp_path, "echo", inputs=text, batch=BatchManifest(rows=4))
+    with pytest.raises(RefusedSource, match="text goes in"):
+        inspect_model(manifest, allow_code)

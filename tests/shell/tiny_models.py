@@ -217,6 +217,38 @@ FACTORIES = textwrap.dedent(
         return Failing(16), (torch.ones(1, 8),)
 
 
+    class Mixing(Net):
+        def forward(self, x, shift=None):
+            return super().forward(x - x.mean(0), shift)
+
+
+    class Summing(Net):
+        def forward(self, x, shift=None):
+            return {"y": super().forward(x, shift), "total": x.sum()}
+
+
+    class Single(Net):
+        def forward(self, x, shift=None):
+            return super().forward(x.reshape(1, 8), shift)
+
+
+    def mixing():
+        return Mixing(16), (torch.ones(1, 8),)
+
+
+    def summing():
+        torch.manual_seed(1)
+        return Summing(16), (torch.ones(1, 8),)
+
+
+    def single():
+        return Single(16), (torch.ones(1, 8),)
+
+
+    def loose():
+        return nn.Linear(8, 2), (torch.ones(8),)
+
+
     def scripted():
         return torch.jit.script(nn.Linear(2, 2)), (torch.ones(1, 2),)
 

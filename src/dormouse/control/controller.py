@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
-from dormouse.control.payloads import Answer, Payloads
+from dormouse.control.payloads import Answer, Outputs, Payloads
 from dormouse.core.messages import (
     Acknowledge,
     Cancel,
@@ -42,7 +42,6 @@ from dormouse.core.types import ExecutorId, FunctionId, Ns, OperationId, Request
 from dormouse.errors import DormouseError, Unavailable, error_for
 from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
-from dormouse.tensors import Tensor
 from dormouse.wire import ExecuteRequest, LoadImage, ToExecutor
 
 _LOG = logging.getLogger("dormouse.control")
@@ -77,7 +76,7 @@ class Controller:
         self._journal = journal
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._inbox: deque[tuple[Event, tuple[Tensor, ...]]] = deque()
+        self._inbox: deque[tuple[Event, Outputs]] = deque()
         self._handling = False
         self._timer: asyncio.TimerHandle | None = None
         self._operations: dict[OperationId, asyncio.Future[None]] = {}
@@ -86,9 +85,9 @@ class Controller:
 
     # ------------------------------------------------------------------ events in
 
-    def post(self, event: Event, outputs: tuple[Tensor, ...] = ()) -> None:
-        """Give the core an event; ``outputs`` are the tensors of the chunk it tells of."""
-        self._inbox.append((event, outputs))
+    def post(self, event: Event, outputs: Outputs | None = None) -> None:
+        """Give the core an event; ``outputs`` are the tensors of the chunks it tells of."""
+        self._inbox.append((event, outputs or {}))
         if self._handling:
             return
         self._handling = True
@@ -98,7 +97,7 @@ class Controller:
         finally:
             self._handling = False
 
-    def _handle(self, event: Event, outputs: tuple[Tensor, ...]) -> None:
+    def _handle(self, event: Event, outputs: Outputs) -> None:
         now = self._clock()
         commands = self.core.handle(now, event)
         if self._journal is not None:
@@ -113,8 +112,10 @@ class Controller:
         match event:
             case ExecutorLost() | CommandRefused():  # which do not say whose request it was
                 ended.update(self._payloads.open_requests())
-            case RequestCancelled() | ExecutionFinished() | ExecutionFailed():
+            case RequestCancelled():
                 ended.add(event.request)
+            case ExecutionFinished() | ExecutionFailed():
+                ended.update((event.request, *event.others))
             case _:
                 pass
         for request in ended:
@@ -142,7 +143,7 @@ class Controller:
 
     # ------------------------------------------------------------------ commands out
 
-    def _perform(self, command: Command, outputs: tuple[Tensor, ...]) -> None:
+    def _perform(self, command: Command, outputs: Outputs) -> None:
         match command:
             case Load():
                 directory = str(self._directory_of(command.function))
@@ -151,7 +152,9 @@ class Controller:
                 self._executors.send(command.executor, LoadImage(command, directory, extents))
             case Execute():
                 payload = self._payloads[command.request]
-                self._executors.send(command.executor, ExecuteRequest(command, payload.inputs, payload.outputs))
+                others = tuple([self._payloads[request].inputs for request in command.others])
+                request = ExecuteRequest(command, payload.inputs, payload.outputs, others)
+                self._executors.send(command.executor, request)
             case Evict() | Cancel() | Forget():
                 self._executors.send(command.executor, command)
             case ReadImage():
@@ -161,7 +164,7 @@ class Controller:
             case DeleteImage():
                 self._spawn(self._store.delete(command.function, self._directory_of(command.function)))
             case Reply():
-                self._payloads[command.request].answers.put_nowait(Answer(command, outputs))
+                self._payloads[command.request].answers.put_nowait(Answer(command, outputs.get(command.request, ())))
             case Refuse():
                 self._refuse(command)
             case Acknowledge():

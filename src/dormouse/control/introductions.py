@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dormouse import wire
+from dormouse.control.payloads import Outputs
 from dormouse.core.messages import RouteOpened
 from dormouse.core.types import DeviceId, ExecutorId, Topology
-from dormouse.tensors import Tensor
 
 _LOG = logging.getLogger("dormouse.control")
 
 Send = Callable[[ExecutorId, wire.ToExecutor], None]
-Post = Callable[[RouteOpened, tuple[Tensor, ...]], None]
+Post = Callable[[RouteOpened, Outputs], None]
 PeerMessage = wire.ImageHeld | wire.PeerAdopted | wire.PeerNotAdopted
 
 
@@ -63,7 +63,7 @@ class Introductions:
             case wire.PeerAdopted():
                 peer = self._known.get(ExecutorId(message.peer))
                 if peer is not None and peer.address == message.address:  # it may have died meanwhile
-                    post(RouteOpened(name, ExecutorId(message.peer), message.detours), ())
+                    post(RouteOpened(name, ExecutorId(message.peer), message.detours), {})
             case wire.PeerNotAdopted():
                 _LOG.warning("%s cannot copy from %s: %s", name, message.peer, message.message)
 

@@ -7,6 +7,7 @@ from dormouse.control.catalog import Deployed
 from dormouse.core.ledger import Histogram
 from dormouse.core.state import Function, ImageState, ResidencyState, Service, State
 from dormouse.core.types import Path
+from dormouse.functions import function_id
 from dormouse.store.host import HostStore
 from dormouse.submit import IndexEntry
 from dormouse.wire import GraphsHeld
@@ -63,6 +64,13 @@ def function_row(
         },
     }
     return row if function is None else row | _served(function)
+
+
+def batch_row(deployed: Deployed, state: State) -> dict[str, Any]:
+    """How a function's requests are run together. ``refused``: by executor, why not there."""
+    batch, function = deployed.manifest.batch, function_id(deployed.name, deployed.revision)
+    refused = {name: e.unbatched[function] for name, e in state.executors.items() if function in e.unbatched}
+    return {"rows": batch.rows, "wait_ms": batch.wait_ms, "refused": refused}
 
 
 def _served(function: Function) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from typing import Any
 
 from dormouse.calibration import stored, this_machine
 from dormouse.config import Config
+from dormouse.control.batching import likeness
 from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.controller import Controller
 from dormouse.control.devices import devices_of
 from dormouse.control.importer import Imported, import_source
-from dormouse.control.inventory import function_row, host_row, index_entry
+from dormouse.control.inventory import batch_row, function_row, host_row, index_entry
 from dormouse.control.payloads import Payloads
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import links_of
@@ -39,7 +40,7 @@ from dormouse.core.state import Service
 from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
 from dormouse.device.measuring import Measured
 from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept, UnknownFunction, error_for
-from dormouse.functions import Manifest, checked, function_id, limits_of, name_of, revision_of, slo_of
+from dormouse.functions import Manifest, batch_of, checked, function_id, limits_of, name_of, revision_of, slo_of
 from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference
@@ -189,7 +190,10 @@ class Node:
 
     def functions(self) -> list[dict[str, Any]]:
         functions, graphs = self._state.functions, self._executors.graphs_of
-        return [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
+        rows = [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
+        return [
+            row | {"batch": batch_row(d, self._state)} for row, d in zip(rows, self._functions.values(), strict=True)
+        ]
 
     def node(self) -> dict[str, Any]:
         server = {"pid": os.getpid(), "python_blocks": sys.getallocatedblocks()}
@@ -203,6 +207,7 @@ class Node:
         request = self._payloads.accept(function, inference)
         answers = self._payloads[request].answers
         now = self._controller.now()
+        rows, alike = likeness(inference) if deployed.manifest.batch.rows > 1 else (1, "")
         self._controller.post(
             RequestArrived(
                 request,
@@ -210,6 +215,8 @@ class Node:
                 None if inference.slo_ns is None else now + inference.slo_ns,
                 None if inference.timeout_ns is None else now + inference.timeout_ns,
                 inference.priority,
+                rows,
+                alike,
             )
         )
         final = False
@@ -344,6 +351,7 @@ def _spec(deployed: Deployed) -> FunctionSpec:
         slo=slo_of(manifest),
         pin=manifest.pin,
         limits=limits_of(manifest),
+        batch=batch_of(manifest),
     )
 
 

@@ -5,8 +5,9 @@ no executor can read its tensors any more, which may be later than its answer.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from dormouse.core.messages import Reply
 from dormouse.core.types import Bytes, FunctionId, RequestId
@@ -17,6 +18,9 @@ from dormouse.tensors import Tensor
 from dormouse.wire import TensorRef
 
 RETRY_AFTER_S = 1.0
+
+Outputs: TypeAlias = Mapping[RequestId, tuple[Tensor, ...]]
+"""The tensors that came with an event, by the request they answer."""
 
 
 @dataclass(slots=True)

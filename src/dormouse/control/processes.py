@@ -8,9 +8,11 @@ from pathlib import Path
 
 from dormouse import wire
 from dormouse.config import Config
+from dormouse.control.batching import parted
 from dormouse.control.introductions import Introductions
+from dormouse.control.payloads import Outputs
 from dormouse.control.topology import Links
-from dormouse.core.messages import Event, ExecutorJoined, ExecutorLost, Forget
+from dormouse.core.messages import ChunkProduced, Event, ExecutorJoined, ExecutorLost, Forget
 from dormouse.core.types import DeviceId, ExecutorId, FunctionId
 from dormouse.executor.supervisor import Supervisor
 from dormouse.slab import Slab
@@ -19,7 +21,7 @@ from dormouse.tensors import Tensor
 
 _LOG = logging.getLogger("dormouse.control")
 
-Post = Callable[[Event, tuple[Tensor, ...]], None]
+Post = Callable[[Event, Outputs], None]
 
 
 @dataclass
@@ -44,14 +46,14 @@ class _Process:
         for segment in self.segments:
             self.supervisor.send(segment)
         joined = ExecutorJoined(self.id, DeviceId(ready.device), ready.capacity_bytes, ready.chunk_bytes)
-        self.post(joined, ())
+        self.post(joined, {})
         if self.introductions is not None:
             self.introductions.joined(self.id, ready)
         self._settle("")
 
     def received(self, message: wire.FromExecutor) -> None:
         if isinstance(message, wire.ChunkReady):
-            outputs = tuple(self._copied_out(ref) for ref in message.outputs)
+            outputs = self._copied_out(message)
             self.post(message.event, outputs)  # what runs next is more urgent than memory that is free again
             self.supervisor.send(wire.ReplyRead(tuple(ref.offset for ref in message.outputs)))
         elif isinstance(message, wire.GraphsHeld):
@@ -61,11 +63,23 @@ class _Process:
             self.introductions.received(self.id, message, self.post)
         else:
             assert not isinstance(message, wire.ExecutorReady | wire.ExecutorUnusable), message
-            self.post(message, ())
+            self.post(message, {})
 
-    def _copied_out(self, ref: wire.TensorRef) -> Tensor:
+    def _copied_out(self, message: wire.ChunkReady) -> Outputs:
+        event = message.event
+        if not message.rows or isinstance(event, ChunkProduced):
+            return {event.request: tuple(self._tensor(ref) for ref in message.outputs)}
+        of_outputs = [self._parts(ref, message.rows) for ref in message.outputs]
+        requests = (event.request, *event.others)
+        return {request: tuple(parts[n] for parts in of_outputs) for n, request in enumerate(requests)}
+
+    def _tensor(self, ref: wire.TensorRef) -> Tensor:
         with self.replies.view(ref.offset, ref.size_bytes) as memory:
             return Tensor(ref.name, ref.datatype, ref.shape, bytes(memory))
+
+    def _parts(self, ref: wire.TensorRef, rows: tuple[int, ...]) -> list[Tensor]:
+        with self.replies.view(ref.offset, ref.size_bytes) as memory:
+            return parted(ref, memory, rows)
 
     def lost(self, message: str) -> None:
         _LOG.warning("%s", message)
@@ -73,7 +87,7 @@ class _Process:
         self.graphs.clear()
         if self.introductions is not None:
             self.introductions.lost(self.id)
-        self.post(ExecutorLost(self.id, message), ())
+        self.post(ExecutorLost(self.id, message), {})
 
     def unusable(self, message: str) -> None:
         _LOG.error("%s", message)

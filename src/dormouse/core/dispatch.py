@@ -11,7 +11,7 @@ from dormouse.core.eviction import images_to_drop, residents_to_bring_home, want
 from dormouse.core.operations import depart, evict_everywhere, give_up
 from dormouse.core.replication import replicate
 from dormouse.core.routes import helpers
-from dormouse.core.state import Executor, Function, Want
+from dormouse.core.state import Executor, Function, State, Want
 from dormouse.core.turn import Turn
 
 
@@ -21,22 +21,36 @@ def dispatch(turn: Turn) -> None:
         depart(turn)
     if state.cold.keys:
         read_images(turn)
-    executors = state.executors.values()
-    for executor in executors:
-        while executor.ready.keys and (executor.executing is None or may_queue_behind(state, executor)):
-            name = executor.ready.first()
-            assert name is not None, "there are keys"
-            _execute(turn, state.functions[name], executor)
+    if state.stirred:
+        for executor in _stirred(state):
+            _fill_lane(turn, executor)
     if state.homeless.keys:
         load_images(turn)
-    if len(executors) > 1:
+    if len(state.executors) > 1:
         replicate(turn)
-    for executor in executors:
-        # On the layers that have come so far; it waits for the others as it reaches them.
-        if executor.executing is None and executor.arriving.keys and (name := executor.arriving.first()) is not None:
-            _execute(turn, state.functions[name], executor)
+    if state.stirred:
+        for executor in _stirred(state):
+            # On the layers that have come so far; it waits for the others as it reaches them.
+            if executor.executing is None and (name := executor.arriving.first()) is not None:
+                _execute(turn, state.functions[name], executor)
+        state.stirred.clear()
     if state.leaving:
         depart(turn)
+
+
+def _stirred(state: State) -> list[Executor]:
+    """In the order in which they joined."""
+    if len(state.stirred) == 1:
+        return list(state.stirred.values())
+    return [executor for executor in state.executors.values() if executor.id in state.stirred]
+
+
+def _fill_lane(turn: Turn, executor: Executor) -> None:
+    while executor.executing is None or may_queue_behind(turn.state, executor):
+        name = executor.ready.first()
+        if name is None:
+            return
+        _execute(turn, turn.state.functions[name], executor)
 
 
 def _execute(turn: Turn, function: Function, executor: Executor) -> None:

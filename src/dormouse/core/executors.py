@@ -60,6 +60,8 @@ def joined(turn: Turn, event: ExecutorJoined) -> None:
 def lost(turn: Turn, event: ExecutorLost) -> None:
     """Its memory is gone with it. What it was running starts over elsewhere, or when it is back."""
     executor = turn.state.executors.pop(event.executor)
+    turn.state.stirred.pop(event.executor, None)
+    turn.state.replicate_at_ns = None  # it may have been the one that would have helped
     turn.look_again()
     if not turn.state.executors:
         turn.state.executorless_since_ns = turn.now
@@ -149,28 +151,38 @@ def execution_finished(turn: Turn, event: ExecutionFinished) -> None:
     assert isinstance(command, Execute) and event.others == command.others, f"{event} answers {command}"
     requests = _requests_of(turn, command)
     function = turn.end_execution(command, executor)
-    parts = [event.device_ns] if len(requests) == 1 else shared(event.device_ns, requests)
-    for request, part_ns in zip(requests, parts, strict=True):
-        del turn.state.requests[request.id]
-        if request.state is EXECUTING:
-            latency_ns = turn.now - request.arrived_ns
-            in_time = turn.now <= request.deadline_ns
-            _learn_lead(turn, function, request, function.residencies[executor.id], event.device_ns)
-            function.ledger.answered(request.path, latency_ns, part_ns, in_time=in_time)
-            turn.reply(request, event.device_ns, final=True)
-        else:
-            function.ledger.device_ns += part_ns
+    _learn_lead(turn, function, requests, function.residencies[executor.id], event.device_ns)
+    if len(requests) == 1:
+        _answer(turn, function, requests[0], event.device_ns, event.device_ns)
+    else:
+        for request, part_ns in zip(requests, shared(event.device_ns, requests), strict=True):
+            _answer(turn, function, request, event.device_ns, part_ns)
     turn.settle(function)
 
 
 def _requests_of(turn: Turn, command: Execute) -> list[Request]:
-    return [turn.state.requests[request] for request in command.requests]
+    requests = turn.state.requests
+    return [requests[name] for name in command.requests] if command.others else [requests[command.request]]
 
 
-def _learn_lead(turn: Turn, function: Function, request: Request, residency: Residency, device_ns: Ns) -> None:
+def _answer(turn: Turn, function: Function, request: Request, device_ns: Ns, part_ns: Ns) -> None:
+    """``part_ns`` of the device's time is this request's."""
+    del turn.state.requests[request.id]
+    if request.state is EXECUTING:
+        in_time = turn.now <= request.deadline_ns
+        function.ledger.answered(request.path, turn.now - request.arrived_ns, part_ns, in_time=in_time)
+        turn.reply(request, device_ns, final=True)
+    else:
+        function.ledger.device_ns += part_ns
+
+
+def _learn_lead(turn: Turn, function: Function, requests: list[Request], residency: Residency, device_ns: Ns) -> None:
     """A run that went on for a while when the image was there has computed all the time; one that ended with the copy
-    has waited for it. The first after a build tells nothing: libraries make themselves ready in it."""
-    if not request.streamed:
+    has waited for it. The first after a build tells nothing: libraries make themselves ready in it; nor does one that
+    nobody wanted to its end."""
+    if requests[0].state is not EXECUTING and all(request.state is not EXECUTING for request in requests):
+        return
+    if not requests[0].streamed:
         function.lead.computed(device_ns)
     elif residency.path is not Path.BUILD:
         alone_ns = turn.now - residency.loaded_ns if residency.state is RESIDENT else 0

@@ -90,10 +90,15 @@ class Scheduler:
         if state.gatherings and state.gatherings[0][0] <= now:
             requests.end_gatherings(turn)
         dispatch(turn)
-        wanted = requests.next_timer_ns(state)
-        if wanted is not None and (state.timer_ns is None or wanted < state.timer_ns):
-            state.timer_ns = wanted
-            commands.append(SetTimer(wanted))
+        timer_ns, timeouts = state.timer_ns, state.timeouts
+        # Nearly always the timer that is set comes before all that anybody waits for.
+        sooner = timer_ns is None or (timeouts and timeouts[0][0] < timer_ns)
+        waits = state.gatherings or state.executorless_since_ns is not None or state.replicate_at_ns is not None
+        if sooner or waits:
+            wanted = requests.next_timer_ns(state)
+            if wanted is not None and (timer_ns is None or wanted < timer_ns):
+                state.timer_ns = wanted
+                commands.append(SetTimer(wanted))
         return commands
 
     def preview(self, spec: FunctionSpec) -> Refusal | None:

@@ -410,6 +410,8 @@ class State:
     requests: dict[RequestId, Request] = field(default_factory=dict)
     host_recency: OrderedDict[FunctionId, None] = field(default_factory=OrderedDict)
     """Images in host memory, least recently used first."""
+    stirred: dict[ExecutorId, Executor] = field(default_factory=dict)
+    """Executors that have got work for their compute lane, or whose lane has become idle, since lanes were filled."""
     leaving: dict[FunctionId, None] = field(default_factory=dict)
     """Functions that are being unloaded or removed."""
     pinned_host_bytes: Bytes = 0

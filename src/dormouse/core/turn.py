@@ -5,7 +5,9 @@ one place. They decide nothing: who takes which step is the business of the file
 """
 
 from dataclasses import dataclass, field
-from heapq import heappush
+from heapq import heapify, heappush
+
+from msgspec.structs import replace
 
 from dormouse.core.batching import gathers_until_ns, padded_rows
 from dormouse.core.eviction import Eviction
@@ -89,6 +91,7 @@ class Turn:
             executor = self.state.executors[name]
             executor.full_for = None
             if function.queue:
+                self.state.stirred[name] = executor
                 if residency.state is RESIDENT or residency.state is RUNNING:
                     if not (function.spec.batch.wait_ns and self._gather(function, executor, gathered_until_ns)):
                         self._wait_in(executor.ready, function)
@@ -216,18 +219,24 @@ class Turn:
             self.state.host_recency.move_to_end(function.id)
         if residency.state is not RUNNING:
             self._change(function, executor, EXECUTE)
-        first, padded = requests[0], padded_rows(function, executor, requests)
-        latest = first.timeout_ns
-        if len(requests) > 1:  # until nobody waits any more
-            latest = max(request.timeout_ns for request in requests)
-        others = tuple([request.id for request in requests[1:]])
-        command = Execute(executor.id, self.number(), first.id, function.id, self.now, latest, others, padded)
+        first = requests[0]
+        command = Execute(executor.id, self.number(), first.id, function.id, self.now, first.timeout_ns)
+        if first.alike:
+            command = self._together(command, function, executor, requests)
         if executor.executing is None:
             executor.executing = command
         else:
             executor.ahead = command
         self._send(executor, command)
         self.settle(function)
+
+    def _together(self, command: Execute, function: Function, executor: Executor, requests: list[Request]) -> Execute:
+        return replace(
+            command,
+            latest_ns=max(request.timeout_ns for request in requests),  # when nobody waits any more
+            others=tuple(request.id for request in requests[1:]),
+            padded_rows=padded_rows(function, executor, requests),
+        )
 
     def _begin(self, request: Request, function: Function, residency: Residency) -> None:
         del function.queue[request.id]
@@ -242,6 +251,7 @@ class Turn:
     def end_execution(self, command: Execute, executor: Executor, reason: Reason | None = None) -> Function:
         """The compute lane is free for what is queued behind. ``reason`` says why, unless it ran to its end."""
         assert executor.executing is command, f"{executor.id} was not executing {command.request}"
+        self.state.stirred[executor.id] = executor
         function = self.state.functions[command.function]
         streams = function.residencies[executor.id].state is STREAMING
         broken = streams and reason is Reason.LOAD_FAILED
@@ -326,7 +336,11 @@ class Turn:
         function = self.state.functions[request.function]
         function.queue[request.id] = request
         self.state.queued += 1
-        heappush(self.state.timeouts, (request.timeout_ns, request.id))
+        timeouts, requests = self.state.timeouts, self.state.requests
+        heappush(timeouts, (request.timeout_ns, request.id))
+        if len(timeouts) > 2 * len(requests) + 64:
+            timeouts[:] = [entry for entry in timeouts if entry[1] in requests]
+            heapify(timeouts)
         # Else it waits already, for the sake of its first request, and not for company.
         if len(function.queue) == 1 or function.gathers_until_ns is not None:
             self.settle(function)

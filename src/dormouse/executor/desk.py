@@ -27,6 +27,7 @@ from dormouse.core.messages import (
     CommandRefused,
     Evict,
     EvictionFinished,
+    Execute,
     ExecutionFailed,
     ExecutionFinished,
     ExecutorCommand,
@@ -41,6 +42,7 @@ from dormouse.device.base import Device
 from dormouse.errors import DormouseError, InvalidRequest, TooLarge
 from dormouse.executor.approach import Approach, Link
 from dormouse.executor.arrival import Arrival, ImageNotArrived
+from dormouse.executor.batching import Unbatchable, cut, joined, no_chunks, rows_of
 from dormouse.executor.compute import Compute
 from dormouse.executor.lanes import Lane
 from dormouse.executor.payload import decoded
@@ -63,6 +65,7 @@ _REASONS: dict[type[DormouseError], Reason] = {
     ImageNotArrived: Reason.LOAD_FAILED,
     InvalidRequest: Reason.INVALID_INPUT,
     TooLarge: Reason.OUTPUT_TOO_LARGE,
+    Unbatchable: Reason.UNBATCHABLE,
 }
 
 
@@ -70,7 +73,12 @@ _REASONS: dict[type[DormouseError], Reason] = {
 class _Execution:
     asked: ExecuteRequest
     arrival: Arrival | None
-    cancelled: bool = False
+    given_up: set[RequestId] = field(default_factory=set)
+    """Requests that nobody waits for."""
+
+    @property
+    def cancelled(self) -> bool:
+        return len(self.given_up) > len(self.asked.command.others)
 
 
 @dataclass(eq=False)
@@ -156,7 +164,7 @@ class Desk:
     def execute(self, asked: ExecuteRequest) -> None:
         function = self._functions.get(asked.command.function)
         execution = _Execution(asked, function.arrival if function else None)
-        self._executions[asked.command.request] = execution
+        self._executions.update((request, execution) for request in asked.command.requests)
         if function is None:
             self._fail(execution, Reason.LOAD_FAILED, f"{asked.command.function} has never been loaded here")
             return
@@ -175,7 +183,7 @@ class Desk:
     def cancel(self, command: Cancel) -> None:
         execution = self._executions.get(command.request)
         if execution is not None:
-            execution.cancelled = True
+            execution.given_up.add(command.request)
 
     def grown(self, offset: Bytes, size_bytes: Bytes) -> None:
         """New host memory: make it fit for fast copies before anything is copied from it."""
@@ -341,7 +349,7 @@ class Desk:
         command = execution.asked.command
         refused = self._outside(command)
         if refused is not None:
-            self._executions.pop(command.request, None)
+            self._drop(command)
             self._send(refused)
             return
         started = time.monotonic_ns()
@@ -356,9 +364,14 @@ class Desk:
             self._fail(execution, Reason.EXECUTION_FAILED, f"the model failed: {one_line(fault)}")
             self._compute.check()
         else:
-            self._executions.pop(command.request, None)
-            finished = ExecutionFinished(self._executor, command.command, command.request, device_ns)
-            self._send(ChunkReady(finished, refs))
+            self._drop(command)
+            finished = ExecutionFinished(self._executor, command.command, command.request, device_ns, command.others)
+            rows = rows_of((execution.asked.inputs, *execution.asked.others)) if command.padded_rows else ()
+            self._send(ChunkReady(finished, refs, rows))
+
+    def _drop(self, command: Execute) -> None:
+        for request in command.requests:
+            self._executions.pop(request, None)
 
     def _run(self, runner: Runner, execution: _Execution) -> dict[str, Output]:
         asked = execution.asked
@@ -371,10 +384,25 @@ class Desk:
 
         if execution.arrival is None:
             raise ImageNotArrived(f"{asked.command.function} is not on the device")
-        answer = {} if execution.cancelled else runner.run(execution.arrival, self._inputs(asked), asked.outputs, emit)
+        if execution.cancelled:
+            answer: dict[str, Output] = {}
+        elif asked.command.padded_rows:
+            answer = self._run_together(runner, execution.arrival, asked)
+        else:
+            answer = runner.run(execution.arrival, self._inputs(asked), asked.outputs, emit)
         if execution.cancelled:
             raise _Cancelled("the client is gone")
         return answer
+
+    def _run_together(self, runner: Runner, arrival: Arrival, asked: ExecuteRequest) -> dict[str, Output]:
+        parts, padded_rows = (asked.inputs, *asked.others), asked.command.padded_rows
+        inputs = joined(parts, padded_rows, self._requests)
+        try:
+            answer = runner.run(arrival, inputs, asked.outputs, no_chunks)
+            return cut(answer, sum(rows_of(parts)), padded_rows)
+        except Unbatchable as fault:
+            print(f"{asked.command.function} is not run in batches: {fault.message}", file=sys.stderr, flush=True)
+            raise
 
     def _inputs(self, asked: ExecuteRequest) -> Inputs:
         return {ref.name: self._input(ref) for ref in asked.inputs}
@@ -400,8 +428,9 @@ class Desk:
 
     def _fail(self, execution: _Execution, reason: Reason, message: str) -> None:
         command = execution.asked.command
-        self._executions.pop(command.request, None)
-        self._send(ExecutionFailed(self._executor, command.command, command.request, reason, message))
+        self._drop(command)
+        failed = ExecutionFailed(self._executor, command.command, command.request, reason, message, command.others)
+        self._send(failed)
 
     def _outside(self, command: ExecutorCommand) -> CommandRefused | None:
         """The refusal of a command that came outside its window."""

@@ -22,6 +22,7 @@ from dormouse.model.likeness import import_like
 from dormouse.model.loaded import LoadedModel, one_line
 from dormouse.model.outputs import Output
 from dormouse.model.profiling import KeptTensor, Profile, kept_tensors, profiled, run
+from dormouse.model.together import prove_together
 from dormouse.store.image import laid_out, staged, write_data
 from dormouse.store.index import DATA_FILE, ImageIndex, TensorEntry, write_index
 from dormouse.tensors import Signature
@@ -58,6 +59,7 @@ def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path], *
     with staged(target, durable=durable) as staging:
         loaded = sources.load(manifest, allow_code)
         profile = profiled(loaded)
+        prove_together(manifest, loaded.module, profile, _alike)
         index = _index(loaded, profile)
         for file, name in loaded.files:
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,9 @@ def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path], *
 def inspect_model(manifest: Manifest, allow_code: Sequence[Path]) -> ImageIndex:
     """The index that ``import_model`` would write, without checksums."""
     loaded = sources.load(manifest, allow_code)
-    return _index(loaded, profiled(loaded))
+    profile = profiled(loaded)
+    prove_together(manifest, loaded.module, profile, _alike)
+    return _index(loaded, profile)
 
 
 def _index(loaded: LoadedModel, profile: Profile) -> ImageIndex:

@@ -102,7 +102,10 @@ def node(draw: random.Random) -> tuple[Machine, Settings, list[tuple[FunctionId,
         )
         functions.append((FunctionId(f"f{number}/1"), model))
     host_bytes = draw.choice((96, 200, 1000)) * MIB
-    return Machine(devices, host_bytes=host_bytes), Settings(host_bytes, queue_length=200), functions
+    names = [device.name for device in devices]
+    peers = {f"{a}>{b}": 8_000_000_000 for a in names for b in names if a != b} if draw.random() < 0.7 else {}
+    machine = Machine(devices, peers=peers, detours=draw.random() < 0.5, host_bytes=host_bytes)
+    return machine, Settings(host_bytes, queue_length=200), functions
 
 
 def run(seed: int, journal: Path | None = None) -> Counter[str]:

@@ -44,6 +44,9 @@ class Surroundings(Protocol):
 
     def model_of(self, function: FunctionId) -> Model: ...
 
+    def ways_of(self, load: Load) -> tuple[Route, ...]:
+        """The links that it takes."""
+
     def copy(self, size_bytes: int, routes: tuple[Route, ...], ended: Callable[[], None]) -> Copy: ...
 
 
@@ -67,16 +70,16 @@ class _Execution:
 
 @dataclass(eq=False, slots=True)
 class SimulatedExecutor:
-    """``host`` is the way from host memory to the device. Nothing happens any more once ``alive`` is False."""
+    """Nothing happens any more once ``alive`` is False."""
 
     id: ExecutorId
     device: Device
     world: Surroundings
-    host: tuple[Route, ...]
     alive: bool = True
     fail_next_load: str = ""
     """What the next load fails with, halfway."""
-    copies: int = 0
+    lost_peers: set[ExecutorId] = field(default_factory=set)
+    """Executors that have died since it came, whose memory it may not trust."""
     _arrivals: dict[FunctionId, _Arrival] = field(default_factory=dict)
     _built: set[FunctionId] = field(default_factory=set)
     _copying: bool = False
@@ -133,6 +136,9 @@ class SimulatedExecutor:
         self._later(build_ns + self.device.load_overhead_ns, lambda: self._begin(command, arrival, build_ns))
 
     def _begin(self, command: Load, arrival: _Arrival, build_ns: Ns) -> None:
+        if command.source in self.lost_peers:
+            self._end_badly(arrival, "its peer is gone", LoadFailed(self.id, command.command, command.function, "gone"))
+            return
         began_ns = self.world.now
         arrival.begun = True
         self._compute()
@@ -142,6 +148,10 @@ class SimulatedExecutor:
             size_bytes = max(1, size_bytes // 2)
 
         def ended() -> None:
+            if command.source in self.lost_peers:
+                gone = f"{command.source} was lost while it was copied from"
+                self._end_badly(arrival, gone, LoadFailed(self.id, command.command, command.function, gone))
+                return
             if failure:
                 failed = LoadFailed(self.id, command.command, command.function, failure)
                 self._end_badly(arrival, failure, failed)
@@ -152,7 +162,7 @@ class SimulatedExecutor:
             self.world.report(LoadFinished(self.id, command.command, command.function, load_ns, build_ns))
             self._free_copy_lane()
 
-        copy = self.world.copy(size_bytes, self.host, lambda: ended() if self.alive else None)
+        copy = self.world.copy(size_bytes, self.world.ways_of(command), lambda: ended() if self.alive else None)
         if command.lead_ns < FOREVER_NS:
             self._approach(command, arrival, copy)
 

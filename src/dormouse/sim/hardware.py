@@ -45,6 +45,8 @@ class Machine(Struct, frozen=True):
     """Bytes per second by name of what several devices share."""
     peers: dict[str, int] = {}
     """Bytes per second from one device to another, by ``source>target``; a pair that is missing has no link."""
+    detours: bool = False
+    """Whether a load may take a part of its way over the links of others."""
     host_bytes: Bytes = 384 * GB
     disk_bytes_per_s: int = 2 * GB
     hop_ns: Ns = 50_000

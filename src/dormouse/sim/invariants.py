@@ -20,6 +20,7 @@ def check(state: State) -> None:
     check_requests(state)
     check_loans(state)
     check_waiting(state)
+    assert not state.stirred
     assert set(state.leaving) == {f.id for f in state.functions.values() if f.leaves}
     for executor in state.executors.values():
         check_executor(state, executor)
@@ -114,6 +115,9 @@ def check_executor(state: State, executor: Executor) -> None:
         requests = [state.requests[name] for name in run.requests]
         assert len(set(run.requests)) == len(requests)
         check_batch(requests, state.functions[run.function].spec.batch.rows, run.padded_rows)
+    if executor.executing is None:
+        assert not executor.ready.keys, "an idle lane beside work that could run"
+        assert not executor.arriving.keys, "an idle lane beside work that could begin"
     pinned = [r.size_bytes for n, r in executor.recency.items() if state.functions[n].spec.pin is Pin.DEVICE]
     assert executor.pinned_bytes == sum(pinned)
     for name in executor.recency:

@@ -80,7 +80,9 @@ def _h200s(count: int, memory_bytes: Bytes = 25 * GB) -> Machine:
         for number in range(count)
     )
     pairs = [(one.name, other.name) for one in devices for other in devices if one is not other]
-    return Machine(devices, {}, {f"{one}>{other}": 380 * GB for one, other in pairs}, host_bytes=1000 * GB)
+    return Machine(
+        devices, {}, {f"{one}>{other}": 380 * GB for one, other in pairs}, detours=True, host_bytes=1000 * GB
+    )
 
 
 MACHINES = {

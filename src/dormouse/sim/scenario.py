@@ -7,6 +7,7 @@ import random
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,8 @@ from msgspec import Struct
 from dormouse.core.eviction import EVICTION
 from dormouse.core.placement import PLACEMENT
 from dormouse.core.queueing import QUEUEING
-from dormouse.core.types import Bytes, FunctionId, Ns, Settings, Slo
+from dormouse.core.types import Bytes, DeviceId, FunctionId, Ns, Pair, Settings, Slo, Topology
+from dormouse.core.types import Link as DeviceLink
 from dormouse.errors import ConfigurationFault
 from dormouse.sim import traces, workload
 from dormouse.sim.faults import Faults
@@ -200,6 +202,17 @@ def machine_of(table: MachineTable) -> Machine:
     return msgspec.structs.replace(machine, devices=devices, host_bytes=host_bytes, hop_ns=hop_ns)
 
 
+def topology_of(machine: Machine) -> Topology:
+    """What a calibration of the machine would say."""
+    links = tuple(DeviceLink(DeviceId(device.name), device.link_bytes_per_s) for device in machine.devices)
+    pairs = []
+    for source, destination in permutations(machine.devices, 2):
+        rate = machine.peers.get(f"{source.name}>{destination.name}", 0)
+        detour = min(rate, source.link_bytes_per_s) if machine.detours else 0
+        pairs.append(Pair(DeviceId(source.name), DeviceId(destination.name), rate, detour))
+    return Topology(links=links, pairs=tuple(pairs))
+
+
 def _so_many(devices: tuple[Device, ...], count: int) -> tuple[Device, ...]:
     kind = devices[0].name.partition(":")[0]
     return tuple(
@@ -224,6 +237,7 @@ def world_of(scenario: Scenario, *, functions: int | None = None, watch: Watcher
         placement=policies.placement,
         eviction=policies.eviction,
         queue_length=1_000_000,
+        topology=topology_of(machine),
     )
     count = scenario.functions.count if functions is None else functions
     return World(machine, settings, functions_of(scenario, count), watch=watch)

@@ -28,6 +28,7 @@ from dormouse.core.messages import (
     Refuse,
     Reply,
     RequestArrived,
+    RouteOpened,
     SetTimer,
     TimerFired,
 )
@@ -87,6 +88,7 @@ class World:
         self._lost: set[ExecutorId] = set()
         self.links = {device.name: Link(device.name, device.link_bytes_per_s) for device in machine.devices}
         self.links |= {name: Link(name, bytes_per_s) for name, bytes_per_s in machine.uplinks.items()}
+        self.links |= {name: Link(name, bytes_per_s) for name, bytes_per_s in machine.peers.items()}
         for device in machine.devices:
             self._join(device)
         for number, (function, model) in enumerate(functions):
@@ -150,7 +152,8 @@ class World:
         self.later(self.machine.hop_ns, lambda: self._hear(event))
 
     def _hear(self, event: Event) -> None:
-        if getattr(event, "executor", None) not in self._lost:
+        """What a dead executor had still said is lost with it, and so is what was said of it."""
+        if not {getattr(event, "executor", None), getattr(event, "peer", None)} & self._lost:
             self.tell(event)
 
     def _perform(self, command: Command) -> None:
@@ -212,11 +215,31 @@ class World:
 
     def _join(self, device: Device) -> None:
         name = ExecutorId(device.name)
-        chain = [self.links[device.name]] + ([self.links[device.uplink]] if device.uplink else [])
-        self.executors[name] = SimulatedExecutor(name, device, self, (chain,))
+        self.executors[name] = SimulatedExecutor(name, device, self)
         self._lost.discard(name)
         capacity = device.capacity_bytes // device.chunk_bytes * device.chunk_bytes
         self.tell(ExecutorJoined(name, DeviceId(device.name), capacity, device.chunk_bytes))
+        for other in self.executors.values():
+            if other.alive and other.id != name:
+                self._introduce(name, other.id)
+                self._introduce(other.id, name)
+
+    def _introduce(self, name: ExecutorId, peer: ExecutorId) -> None:
+        """Where there is a link between two devices, memory can be copied over it, and a detour taken."""
+        self.executors[name].lost_peers.discard(peer)
+        if f"{peer}>{name}" in self.machine.peers:
+            self.report(RouteOpened(name, peer, detours=self.machine.detours))
+
+    def ways_of(self, load: Load) -> tuple[Route, ...]:
+        if load.source is not None:
+            return ([self.links[f"{load.source}>{load.executor}"]],)
+        own = self._host_way(load.executor)
+        detours = [[*self._host_way(helper), self.links[f"{helper}>{load.executor}"]] for helper in load.helpers]
+        return (own, *detours)
+
+    def _host_way(self, name: ExecutorId) -> list[Link]:
+        device = self.executors[name].device
+        return [self.links[device.name]] + ([self.links[device.uplink]] if device.uplink else [])
 
     # ------------------------------------------------------------------ what goes wrong
 
@@ -227,6 +250,8 @@ class World:
             return
         executor.alive = False
         self._lost.add(name)
+        for other in self.executors.values():
+            other.lost_peers.add(name)
         self.tell(ExecutorLost(name, "killed"))
         self.later(restart_ns, lambda: self._join(executor.device))
 

@@ -107,6 +107,19 @@ def counting() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Counting(), {"x": torch.ones(1)}
 
 
+class Picky(Stack):
+    """Fails if any number of a batch is not finite."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not bool(x.isfinite().all()):
+            raise ValueError("this model wants numbers")
+        return super().forward(x)
+
+
+def picky() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return Picky(7, 1), {"x": torch.zeros(1, WIDTH)}
+
+
 def slowly_imported(begun: str, go_on: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Waits at the gate the first time that it is made."""
     if Path(go_on).exists():
