@@ -69,6 +69,7 @@ CORE_OUTSIDE = {
     "math",
     "msgspec",
     "typing",
+    "zlib",
 }
 TORCH_FREE = {
     "core",

@@ -31,8 +31,8 @@ def dispatch(turn: Turn) -> None:
     if state.stirred:
         for executor in _stirred(state):
             # On the layers that have come so far; it waits for the others as it reaches them.
-            if executor.executing is None and (name := executor.arriving.first()) is not None:
-                _execute(turn, state.functions[name], executor)
+            if executor.executing is None and (function := turn.most_urgent(executor.arriving)) is not None:
+                _execute(turn, function, executor)
         state.stirred.clear()
     if state.leaving:
         depart(turn)
@@ -47,10 +47,10 @@ def _stirred(state: State) -> list[Executor]:
 
 def _fill_lane(turn: Turn, executor: Executor) -> None:
     while executor.executing is None or may_queue_behind(turn.state, executor):
-        name = executor.ready.first()
-        if name is None:
+        function = turn.most_urgent(executor.ready)
+        if function is None:
             return
-        _execute(turn, turn.state.functions[name], executor)
+        _execute(turn, function, executor)
 
 
 def _execute(turn: Turn, function: Function, executor: Executor) -> None:
@@ -60,10 +60,10 @@ def _execute(turn: Turn, function: Function, executor: Executor) -> None:
 def load_images(turn: Turn) -> None:
     """Fill idle copy lanes, most urgent function first; one that must wait for room is not overtaken."""
     state, executors = turn.state, turn.state.executors.values()
-    while (name := state.homeless.first()) is not None:
-        function = state.functions[name]
+    while (function := turn.most_urgent(state.homeless)) is not None:
         want = want_of(function, turn.now)
-        lanes = [executor for executor in executors if executor.may_load]
+        ahead = state.settings.load_ahead
+        lanes = [executor for executor in executors if executor.may_load and (ahead or executor.executing is None)]
         if all(executor.full_for == want for executor in lanes):
             return
         refusal = larger_than_devices(state, function)
@@ -91,8 +91,7 @@ def _load_somewhere(turn: Turn, function: Function, want: Want) -> bool:
 def read_images(turn: Turn) -> None:
     """Bring wanted images from disk, most urgent first, dropping what has not been used for longest."""
     state = turn.state
-    while state.reading < state.settings.concurrent_reads and (name := state.cold.first()) is not None:
-        function = state.functions[name]
+    while state.reading < state.settings.concurrent_reads and (function := turn.most_urgent(state.cold)) is not None:
         refusal = larger_than_host(state, function)
         if refusal is not None:
             give_up(turn, function, refusal)

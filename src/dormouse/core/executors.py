@@ -170,7 +170,9 @@ def _answer(turn: Turn, function: Function, request: Request, device_ns: Ns, par
     del turn.state.requests[request.id]
     if request.state is EXECUTING:
         in_time = turn.now <= request.deadline_ns
-        function.ledger.answered(request.path, turn.now - request.arrived_ns, part_ns, in_time=in_time)
+        latency_ns = turn.now - request.arrived_ns
+        function.ledger.answered(request.path, latency_ns, part_ns, in_time=in_time)
+        function.recent.ended(turn.now, latency_ns, in_time=in_time)
         turn.reply(request, device_ns, final=True)
     else:
         function.ledger.device_ns += part_ns

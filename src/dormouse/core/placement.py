@@ -7,7 +7,9 @@ go to; the first on which eviction can make room gets it.
 from collections.abc import Callable, Sequence
 from enum import Enum, auto, unique
 from typing import Final, TypeAlias
+from zlib import crc32
 
+from dormouse.core.eviction import is_heavy
 from dormouse.core.state import IN_HOST_MEMORY, PINNED, Executor, Function, ImageState, State, device_pinned_bytes
 
 Placement: TypeAlias = Callable[[State, Function], Sequence[Executor]]
@@ -49,11 +51,8 @@ def could_ever_hold(executor: Executor, function: Function) -> bool:
 
 def least_displacing(state: State, function: Function) -> Sequence[Executor]:
     """Devices whose copy lane is idle: those with room first, then an idle compute lane, then the most free bytes."""
-    able = [
-        executor for executor in state.executors.values() if executor.may_load and could_ever_hold(executor, function)
-    ]
     return sorted(
-        able,
+        able(state, function),
         key=lambda executor: (
             executor.free_bytes < executor.region_bytes(function.spec),
             executor.executing is not None,
@@ -63,4 +62,37 @@ def least_displacing(state: State, function: Function) -> Sequence[Executor]:
     )
 
 
-PLACEMENT: dict[str, Placement] = {"least-displacing": least_displacing}
+def able(state: State, function: Function) -> list[Executor]:
+    """Devices that could begin to load the function now."""
+    ahead = state.settings.load_ahead
+    return [
+        executor
+        for executor in state.executors.values()
+        if executor.may_load and (ahead or executor.executing is None) and could_ever_hold(executor, function)
+    ]
+
+
+def torpor(state: State, function: Function) -> Sequence[Executor]:
+    """Algorithm 1, step 3: first devices whose neighbours behind the PCIe switch do not load, then those whose
+    neighbours load something light, then any. Steps 1 and 2, a device that holds it, are not asked of a placement."""
+    by_device = {executor.device: executor for executor in state.executors.values()}
+
+    def disturbance(executor: Executor) -> int:
+        neighbours = [by_device.get(name) for name in state.settings.topology.neighbours(executor.device)]
+        loads = [neighbour.copying for neighbour in neighbours if neighbour is not None and neighbour.copying]
+        if not loads:
+            return 0
+        return 1 if all(not is_heavy(state, state.functions[name]) for name in loads) else 2
+
+    return sorted(able(state, function), key=lambda executor: (disturbance(executor), executor.id))
+
+
+def anywhere(state: State, function: Function) -> Sequence[Executor]:
+    """Torpor-Random: any idle device, drawn as if by lot from the function and the number of the next command."""
+    return sorted(
+        able(state, function),
+        key=lambda executor: crc32(f"{function.id} {state.next_command} {executor.id}".encode()),
+    )
+
+
+PLACEMENT: dict[str, Placement] = {"least-displacing": least_displacing, "torpor": torpor, "random": anywhere}

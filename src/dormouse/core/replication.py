@@ -1,32 +1,81 @@
-"""When a function that is on a device should come to a second one: the smallest rule that uses idle devices.
+"""When a function that is on a device should come to a second one. By name:
 
-The most urgent request that waits for a busy device is worth a copy from there to an idle one if it would miss its
+``none``: never; a request waits for the device that has its function.
+
+``late``: Torpor's late binding (ATC'25, Algorithm 1): whenever it waits for a busy device and another is idle; from
+device to device where there is a way, else from host memory; making room as any load does.
+
+``worthwhile``: the smallest rule that uses idle devices. The most urgent request that waits for a busy device is worth a copy from there to an idle one if it would miss its
 deadline where it waits, or if the wait is long beside the copy. Nothing makes room for a replica: it takes memory that
 is free, and leaves like any other when somebody needs it.
 """
 
+from collections.abc import Callable
+
 from dormouse.core.routes import peer_ns
-from dormouse.core.state import Executor, Function, State
+from dormouse.core.state import Executor, Function, ImageState, State
 from dormouse.core.turn import Turn
-from dormouse.core.types import Ns, Pin
+from dormouse.core.types import ExecutorId, Ns, Pin
 
 CLEARLY = 3
 """So many times as long as the copy must the wait be, when no deadline is at stake."""
 
 
 def replicate(turn: Turn) -> None:
-    """Fill idle devices with copies of what others are too busy to serve."""
+    """Fill idle devices with copies of what others are too busy to serve, as the settings say."""
     state = turn.state
     state.replicate_at_ns = None
-    if state.homeless:
+    if state.homeless.keys:
         return
     for executor in state.executors.values():
-        if executor.executing is None and executor.may_load and executor.routes:
-            _help_out(turn, executor)
+        if executor.executing is None and executor.may_load and not executor.arriving.keys:
+            REPLICATION[state.settings.replication](turn, executor)
+
+
+def _never(turn: Turn, idle: Executor) -> None:
+    del turn, idle
+
+
+def _bind_late(turn: Turn, idle: Executor) -> None:
+    """Give an idle device the most urgent function that waits for a busy one."""
+    state = turn.state
+    waiting = []
+    for busy in state.executors.values():
+        function = None if busy.executing is None else turn.most_urgent(busy.ready)
+        head = None if function is None else function.head
+        if function is not None and head is not None and _may_come(state, idle, function, turn.now):
+            waiting.append((turn.key_of(function, head), function.id))
+    if not waiting:
+        return
+    function = state.functions[min(waiting)[1]]
+    victims = turn.policies.eviction(state, idle, function, turn.now)
+    if victims is None:
+        return
+    for victim in victims:
+        turn.evict(state.functions[victim], idle)
+    turn.load(function, idle, source=_fastest_source(state, idle, function))
+
+
+def _may_come(state: State, idle: Executor, function: Function, now: Ns) -> bool:
+    if idle.id in function.residencies or function.is_arriving or function.spec.pin is Pin.DEVICE:
+        return False
+    by_peer = now >= function.plain_until_ns and _fastest_source(state, idle, function) is not None
+    return (by_peer or function.image is ImageState.HOST) and not function.spec.state_bytes
+
+
+def _fastest_source(state: State, idle: Executor, function: Function) -> ExecutorId | None:
+    ways = []
+    for name in function.residencies:
+        took_ns = peer_ns(state, idle, function, state.executors[name])
+        if took_ns is not None:
+            ways.append((took_ns, name))
+    return min(ways)[1] if ways else None
 
 
 def _help_out(turn: Turn, idle: Executor) -> None:
     state = turn.state
+    if not idle.routes:
+        return
     for busy in state.executors.values():
         name = None if busy.executing is None else busy.ready.first()
         function = None if name is None else state.functions[name]
@@ -74,3 +123,10 @@ def _worthwhile_at(state: State, busy: Executor, function: Function, took_ns: Ns
 def _usual_ns(function: Function) -> Ns:
     """How long a run takes when nothing has to be waited for, as far as is known."""
     return function.lead.computing_ns if function.lead.known else function.ledger.mean_device_ns()
+
+
+REPLICATION: dict[str, Callable[[Turn, Executor], None]] = {
+    "none": _never,
+    "late": _bind_late,
+    "worthwhile": _help_out,
+}

@@ -14,7 +14,7 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
     refusal = refuse_request(turn.state, event.function, turn.now)
     if refusal is not None:
         if event.function in turn.state.functions:
-            turn.state.functions[event.function].ledger.refused(refusal.reason)
+            turn.state.functions[event.function].refused(turn.now, 0, refusal.reason)
         turn.commands.append(Refuse(event.request, refusal.reason, refusal.message, refusal.retry_after_ns))
         return
     spec = turn.state.functions[event.function].spec
@@ -25,6 +25,7 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
     if event.alike:
         request.rows, request.alike = event.rows, event.alike
     turn.state.requests[request.id] = request
+    turn.state.functions[event.function].rhythm.asked(turn.now)
     turn.enqueue(request)
 
 
@@ -73,7 +74,7 @@ def time_out(turn: Turn, request: Request) -> None:
         turn.refuse(request, Reason.TIMEOUT, message)
     else:
         turn.abandon(request)
-        function.ledger.refused(Reason.TIMEOUT)
+        function.refused(turn.now, turn.now - request.arrived_ns, Reason.TIMEOUT)
         turn.commands.append(Refuse(request.id, Reason.TIMEOUT, message))
 
 

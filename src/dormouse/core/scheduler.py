@@ -33,7 +33,7 @@ from dormouse.core.messages import (
     UnloadRequested,
 )
 from dormouse.core.placement import PLACEMENT
-from dormouse.core.queueing import QUEUEING
+from dormouse.core.queueing import QUEUEING, Queueing
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.state import State, new_function
 from dormouse.core.turn import Policies, Turn
@@ -84,6 +84,8 @@ class Scheduler:
         turn.now, turn.commands = now, commands
         if not state.executors and state.executorless_since_ns is None:
             state.executorless_since_ns = now
+        if state.refresh_at_ns <= now and turn.policies.queueing.refresh is not None:
+            self._refresh(turn.policies.queueing)
         HANDLERS[type(event)](turn, event)
         if state.executorless_since_ns is not None or (state.timeouts and state.timeouts[0][0] <= now):
             requests.expire(turn)
@@ -100,6 +102,16 @@ class Scheduler:
                 state.timer_ns = wanted
                 commands.append(SetTimer(wanted))
         return commands
+
+    def _refresh(self, queueing: Queueing) -> None:
+        """Let the policy look at everything, and take all keys anew."""
+        state, turn = self.state, self._turn
+        assert queueing.refresh is not None, "asked of a policy that has nothing to refresh"
+        queueing.refresh(state, turn.now)
+        state.refresh_at_ns = turn.now + queueing.refresh_ns
+        for function in state.functions.values():
+            if function.queue:
+                turn.settle(function)
 
     def preview(self, spec: FunctionSpec) -> Refusal | None:
         """Why this function would be refused if it were deployed now; changes nothing."""

@@ -26,10 +26,13 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto, unique
 from typing import Final, NamedTuple, TypeVar
 
+from dormouse.core.groups import Groups
 from dormouse.core.lead import Lead
 from dormouse.core.ledger import Ledger
 from dormouse.core.messages import Execute, ExecutorCommand
 from dormouse.core.ready import ReadyQueue
+from dormouse.core.recent import Recent
+from dormouse.core.rhythm import Rhythm
 from dormouse.core.types import (
     Bytes,
     CommandId,
@@ -41,6 +44,7 @@ from dormouse.core.types import (
     OperationId,
     Path,
     Pin,
+    Reason,
     RequestId,
     Settings,
     round_up,
@@ -307,6 +311,8 @@ class Function:
     """Operations that wait until its memory is free."""
     ledger: Ledger = field(default_factory=Ledger)
     lead: Lead = field(default_factory=Lead)
+    recent: Recent = field(default_factory=Recent)
+    rhythm: Rhythm = field(default_factory=Rhythm)
 
     @property
     def head(self) -> Request | None:
@@ -331,6 +337,11 @@ class Function:
         """Whether its image in host memory is being read."""
         return any(r.state in ON_THE_WAY and not r.by_peer for r in self.residencies.values())
 
+    def refused(self, now: Ns, latency_ns: Ns, reason: Reason) -> None:
+        """A request has ended without an answer."""
+        self.ledger.refused(reason)
+        self.recent.ended(now, latency_ns, in_time=False)
+
     def change_service(self, change: ServiceChange) -> None:
         self.service = step(SERVICE_TRANSITIONS, self.service, change)
 
@@ -339,7 +350,8 @@ class Function:
 
 
 def new_function(spec: FunctionSpec, settings: Settings) -> Function:
-    return Function(spec.id, spec, round_up(spec.image_bytes, settings.host_page_bytes))
+    host_bytes = round_up(spec.image_bytes, settings.host_page_bytes)
+    return Function(spec.id, spec, host_bytes, recent=Recent(settings.slo_window_ns))
 
 
 class Want(NamedTuple):
@@ -432,6 +444,10 @@ class State:
     """A heap of when functions stop waiting for company; entries that are no longer so are skipped."""
     timer_ns: Ns | None = None
     """What the shell's timer is set to."""
+    groups: Groups = field(default_factory=Groups)
+    """What Torpor's queueing has decided last."""
+    refresh_at_ns: Ns = 0
+    """When the queueing policy wants to look at everything anew."""
 
     @property
     def host_free_bytes(self) -> Bytes:

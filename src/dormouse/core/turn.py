@@ -26,7 +26,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.placement import NOTHING, Placement, Standing, standing
 from dormouse.core.queueing import Queueing
-from dormouse.core.ready import LAST, ReadyQueue
+from dormouse.core.ready import LAST, Key, ReadyQueue
 from dormouse.core.state import (
     ABSENT,
     ARRIVING,
@@ -109,8 +109,26 @@ class Turn:
 
     def _wait_in(self, queue: ReadyQueue, function: Function) -> None:
         head = function.head
-        queue.put(function.id, LAST if head is None else self.policies.queueing(head))
+        queue.put(function.id, LAST if head is None else self.key_of(function, head))
         function.waits_in.append(queue)
+
+    def key_of(self, function: Function, head: Request) -> Key:
+        """Where a function stands in the order of work now."""
+        return self.policies.queueing.key(self.state, function, head, self.now)
+
+    def most_urgent(self, queue: ReadyQueue) -> Function | None:
+        """Who is first in a queue now; where keys change with time, those that were first are looked at again."""
+        while (name := queue.first()) is not None:
+            function = self.state.functions[name]
+            head = function.head
+            if (
+                head is None
+                or not self.policies.queueing.passing
+                or queue.keys[name] == (now := self.key_of(function, head))
+            ):
+                return function
+            queue.put(name, now)
+        return None
 
     # ------------------------------------------------------------------ commands to executors
 
@@ -150,6 +168,8 @@ class Turn:
         function.from_disk = False
         self._borrow(function, executor, residency)
         latest, lead_ns = self.now + self.state.settings.command_window_ns, function.lead.lead_ns
+        if not self.state.settings.load_ahead:
+            lead_ns = FOREVER_NS
         number = self.number()
         self._send(executor, Load(executor.id, number, function.id, path, self.now, latest, lead_ns, source, helpers))
         if lead_ns >= FOREVER_NS:
@@ -379,7 +399,7 @@ class Turn:
     def refuse(self, request: Request, reason: Reason, message: str, retry_after_ns: Ns = 0) -> None:
         """End a request that is in no queue and on no lane (or is about to leave it)."""
         del self.state.requests[request.id]
-        self.state.functions[request.function].ledger.refused(reason)
+        self.state.functions[request.function].refused(self.now, self.now - request.arrived_ns, reason)
         self.commands.append(Refuse(request.id, reason, message, retry_after_ns))
 
     def abandon(self, request: Request) -> None:

@@ -156,10 +156,16 @@ class Topology(Struct, frozen=True):
     """What a detour costs beside its copies."""
     links: tuple[Link, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    switches: tuple[tuple[DeviceId, ...], ...] = ()
+    """Devices whose links share a way to host memory."""
 
     def host_rate(self, device: DeviceId) -> int:
         """Bytes a second from host memory over the device's own link."""
         return next((link.bytes_per_s for link in self.links if link.device == device), self.host_bytes_per_s)
+
+    def neighbours(self, device: DeviceId) -> tuple[DeviceId, ...]:
+        """Other devices behind the same switch."""
+        return tuple(other for switch in self.switches if device in switch for other in switch if other != device)
 
     def pair(self, source: DeviceId, destination: DeviceId) -> Pair:
         for pair in self.pairs:
@@ -178,6 +184,9 @@ class Settings(Struct, frozen=True):
     queueing: str = "edf"
     placement: str = "least-displacing"
     eviction: str = "lru"
+    replication: str = "worthwhile"
+    load_ahead: bool = True
+    """A device loads while it computes; else it does one thing after another, as Torpor's do."""
     queue_length: int = 10_000
     """Requests waiting over all functions."""
     concurrent_reads: int = 2
@@ -187,6 +196,8 @@ class Settings(Struct, frozen=True):
     command_window_ns: Ns = 120_000_000_000
     ahead_ns: Ns = 3_000_000
     """Behind a run that is no longer than this the next one is queued on its device at once; 0: never."""
+    slo_window_ns: Ns = 300_000_000_000
+    """So far back policies look at how a function was served; 0: to its beginning, as in Torpor's published runs."""
     executor_grace_ns: Ns = 30_000_000_000
     """How long requests wait for an executor when none is there."""
     topology: Topology = Topology()

@@ -6,7 +6,7 @@ Everything that is wrong with one is said in one line with the file, the key and
 import random
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from msgspec import Struct
 from dormouse.core.eviction import EVICTION
 from dormouse.core.placement import PLACEMENT
 from dormouse.core.queueing import QUEUEING
+from dormouse.core.replication import REPLICATION
 from dormouse.core.types import Bytes, DeviceId, FunctionId, Ns, Pair, Settings, Slo, Topology
 from dormouse.core.types import Link as DeviceLink
 from dormouse.errors import ConfigurationFault
@@ -62,6 +63,9 @@ class PoliciesTable(Struct, frozen=True, forbid_unknown_fields=True):
     queueing: str = Settings(1).queueing
     placement: str = Settings(1).placement
     eviction: str = Settings(1).eviction
+    replication: str = Settings(1).replication
+    load_ahead: bool = True
+    slo_window_s: float = Settings(1).slo_window_ns / 1e9
 
 
 class WorkloadTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,6 +132,14 @@ def _at(file: Path, text: str, key: str, said: str) -> str:
     return f"scenario {file}: {said}"
 
 
+_POLICIES: dict[str, Collection[str]] = {
+    "queueing": QUEUEING,
+    "placement": PLACEMENT,
+    "eviction": EVICTION,
+    "replication": REPLICATION,
+}
+
+
 def _problems(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
     """Key, value, and what is wrong with it."""
     if scenario.machine.like not in MACHINES:
@@ -142,7 +154,7 @@ def _unknown_names(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
     for name in scenario.functions.models:
         if name not in known:
             yield "functions.models", name, f"there is no such model; known are {', '.join(known)}"
-    for kind, chosen in (("queueing", QUEUEING), ("placement", PLACEMENT), ("eviction", EVICTION)):
+    for kind, chosen in _POLICIES.items():
         name = getattr(scenario.policies, kind)
         if name not in chosen:
             yield f"policies.{kind}", name, f"there is no such policy; known are {', '.join(chosen)}"
@@ -210,7 +222,8 @@ def topology_of(machine: Machine) -> Topology:
         rate = machine.peers.get(f"{source.name}>{destination.name}", 0)
         detour = min(rate, source.link_bytes_per_s) if machine.detours else 0
         pairs.append(Pair(DeviceId(source.name), DeviceId(destination.name), rate, detour))
-    return Topology(links=links, pairs=tuple(pairs))
+    switches = [tuple(DeviceId(d.name) for d in machine.devices if d.uplink == name) for name in machine.uplinks]
+    return Topology(links=links, pairs=tuple(pairs), switches=tuple(switches))
 
 
 def _so_many(devices: tuple[Device, ...], count: int) -> tuple[Device, ...]:
@@ -236,6 +249,9 @@ def world_of(scenario: Scenario, *, functions: int | None = None, watch: Watcher
         queueing=policies.queueing,
         placement=policies.placement,
         eviction=policies.eviction,
+        replication=policies.replication,
+        load_ahead=policies.load_ahead,
+        slo_window_ns=round(policies.slo_window_s * SECOND_NS),
         queue_length=1_000_000,
         topology=topology_of(machine),
     )
