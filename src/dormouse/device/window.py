@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dormouse.core.types import Bytes
 from dormouse.device.driver import Driver
 
-
 OPENED_PARTS = 32
 """So many are opened by one call: the copy lane, which has loads to map meanwhile, waits for one call at most."""
 
