@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import torch
 import uvloop
-from bench.density.functions import fleet
+from numpy.typing import NDArray
 
 PATHS = ("resident", "peer", "host", "disk", "build")
 FAILED = -1
@@ -34,6 +34,7 @@ class Plan:
     architectures: list[str]
     """By function."""
     references: str
+    """A file of what the functions should answer; empty: answers are not looked at."""
     results: str
     at_s: list[float] = field(default_factory=list)
     """Open loop: when, and in ``function`` which. Closed: empty."""
@@ -45,29 +46,6 @@ class Plan:
     """Closed loop: between an answer and the next request."""
     most: int = 0
     """Closed loop: ends after so many; 0: by time only."""
-
-
-class Request:
-    """The bytes of one architecture's request, all but the first line."""
-
-    def __init__(self, architecture: str) -> None:
-        inputs = fleet.ARCHITECTURES[architecture].inputs()
-        head, tails = [], b""
-        for name, tensor in inputs.items():
-            data = tensor.numpy().tobytes()
-            datatype = {torch.float32: "FP32", torch.int64: "INT64"}[tensor.dtype]
-            parameters = {"binary_data_size": len(data)}
-            head.append({"name": name, "datatype": datatype, "shape": list(tensor.shape), "parameters": parameters})
-            tails += data
-        text = json.dumps({"inputs": head, "parameters": {"binary_data_output": True}}).encode()
-        self._headers = (
-            f"Host: density\r\nContent-Length: {len(text) + len(tails)}\r\n"
-            f"Inference-Header-Content-Length: {len(text)}\r\n\r\n"
-        ).encode()
-        self._body = text + tails
-
-    def of(self, name: str) -> tuple[bytes, bytes]:
-        return f"POST /v2/models/{name}/infer HTTP/1.1\r\n".encode() + self._headers, self._body
 
 
 class Connection(asyncio.Protocol):
@@ -129,8 +107,7 @@ class Client:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._requests = {name: Request(name) for name in set(plan.architectures)}
-        with np.load(plan.references) as references:
-            self._expected = [references[name] for name in plan.names]
+        self._expected = _references(plan)
         self._idle: list[Connection] = []
         self._started = 0.0
         self.rows: list[Row] = []
@@ -190,13 +167,20 @@ class Client:
 
     def _looked_at(self, function: int, text: bytes, raw: bytes) -> tuple[int, float]:
         answer = np.frombuffer(raw, np.float32)
-        expected = self._expected[function]
+        expected = self._expected[function] if self._expected else answer
         error = (
             float(np.linalg.norm(answer - expected) / np.linalg.norm(expected))
             if answer.shape == expected.shape
             else np.inf
         )
         return PATHS.index(json.loads(text)["parameters"]["dormouse_path"]), error
+
+
+def _references(plan: Plan) -> list[NDArray[np.float32]]:
+    if not plan.references:
+        return []
+    with np.load(plan.references) as references:
+        return [references[name] for name in plan.names]
 
 
 def main() -> None:

@@ -128,7 +128,7 @@ class Driver:
             *self._address,
             names=[function.name for function in functions],
             architectures=[function.architecture for function in functions],
-            references=str(self.references),
+            references=str(self.references) if self.references.exists() else "",
             results=str(place / "results.npz"),
             **how,
         )

@@ -6,10 +6,13 @@ another place for every tensor and seed, scaled so that what a network computes 
 finite, depend on all weights, and have nothing in common from one seed to the next.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,7 +123,7 @@ ARCHITECTURES = PAPER | SMALL
 def base(architecture: str, seed: int) -> tuple[nn.Module, Inputs]:
     """The module with the weights of that seed, and an example input."""
     module = _bare(architecture)
-    for name, tensor in weights(architecture, seed).items():
+    for name, tensor in filled(shapes_of(architecture), seed).items():
         place, _, leaf = name.rpartition(".")
         owner = module.get_submodule(place)
         if leaf in owner._parameters:
@@ -130,11 +133,26 @@ def base(architecture: str, seed: int) -> tuple[nn.Module, Inputs]:
     return module.eval(), ARCHITECTURES[architecture].inputs()
 
 
-def weights(architecture: str, seed: int) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by name."""
+Shapes = dict[str, tuple[str, list[int]]]
+"""Type and shape of every parameter and buffer by name."""
+
+
+def shapes_of(architecture: str) -> Shapes:
     module = _bare(architecture)
     kept = [*module.named_parameters(), *module.named_buffers()]
-    return {name: _filled(name, like, seed * 7_368_787 + place * 104_729) for place, (name, like) in enumerate(kept)}
+    return {name: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in kept}
+
+
+def weights(shapes: str, seed: int) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by name; ``shapes`` is a file of them, so that no library of models is needed."""
+    return filled(json.loads(Path(shapes).read_text()), seed)
+
+
+def filled(shapes: Shapes, seed: int) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for place, (name, (dtype, shape)) in enumerate(shapes.items()):
+        tensors[name] = _filled(name, getattr(torch, dtype), shape, seed * 7_368_787 + place * 104_729)
+    return tensors
 
 
 def _bare(architecture: str) -> nn.Module:
@@ -147,14 +165,14 @@ def _block() -> torch.Tensor:
     return torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0))
 
 
-def _filled(name: str, like: torch.Tensor, start: int) -> torch.Tensor:
-    if not like.is_floating_point():
+def _filled(name: str, dtype: torch.dtype, shape: list[int], start: int) -> torch.Tensor:
+    count = prod(shape)
+    if not dtype.is_floating_point:
         counted = name.endswith("position_ids")
-        whole = torch.arange(like.numel()) if counted else torch.zeros(like.numel())
-        return whole.to(like.dtype).reshape(like.shape)
-    noise = _noise(like.numel(), start % _BLOCK).reshape(like.shape)
-    if like.dim() > 1:
-        return noise.mul_((2 / (like.numel() / like.shape[0])) ** 0.5)
+        return (torch.arange(count) if counted else torch.zeros(count)).to(dtype).reshape(shape)
+    noise = _noise(count, start % _BLOCK).reshape(shape)
+    if len(shape) > 1:
+        return noise.mul_((2 / (count / shape[0])) ** 0.5)
     if name.endswith("running_var"):
         return noise.zero_().add_(1)
     noise.mul_(0.1)

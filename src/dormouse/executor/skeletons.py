@@ -29,6 +29,7 @@ from torch import nn
 from dormouse.core.types import Bytes
 from dormouse.executor.arrival import Arrival
 from dormouse.executor.built import Built
+from dormouse.executor.memory import give_back_freed_memory
 from dormouse.model import skeleton
 from dormouse.model.access import Watch
 from dormouse.model.contents import Contents
@@ -161,7 +162,9 @@ class Skeletons:
             member.skeleton = self._new(function, index, member.directory, member.allow_code)
 
     def _new(self, function: Built, index: ImageIndex, directory: Path, allow_code: Sequence[Path]) -> Skeleton:
-        return Skeleton(skeleton.rebuild(directory, index, allow_code), index, function, self._group_bytes)
+        made = Skeleton(skeleton.rebuild(directory, index, allow_code), index, function, self._group_bytes)
+        give_back_freed_memory()  # a factory makes its module with weights of its own, which nobody has any more
+        return made
 
 
 def architecture_of(index: ImageIndex, directory: Path) -> Architecture | None:
