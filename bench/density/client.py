@@ -18,7 +18,6 @@ from typing import cast
 
 import msgspec
 import numpy as np
-import torch
 import uvloop
 from numpy.typing import NDArray
 
@@ -31,8 +30,8 @@ class Plan:
     host: str
     port: int
     names: list[str]
-    architectures: list[str]
-    """By function."""
+    requests: list[str]
+    """By function: a file with all of its request but the first line."""
     references: str
     """A file of what the functions should answer; empty: answers are not looked at."""
     results: str
@@ -59,12 +58,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
 
-    def ask(self, head: bytes, body: bytes) -> "asyncio.Future[tuple[int, bytes, bytes]]":
+    def ask(self, first: bytes, rest: bytes) -> "asyncio.Future[tuple[int, bytes, bytes]]":
         """Status, JSON and raw bytes of the answer."""
         assert self._transport is not None
         self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(head)
-        self._transport.write(body)
+        self._transport.writelines([first, rest])
         return self._done
 
     def data_received(self, data: bytes) -> None:
@@ -106,7 +104,7 @@ class Row:
 class Client:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._requests = {name: Request(name) for name in set(plan.architectures)}
+        self._requests = {file: Path(file).read_bytes() for file in set(plan.requests)}
         self._expected = _references(plan)
         self._idle: list[Connection] = []
         self._started = 0.0
@@ -145,11 +143,12 @@ class Client:
                 await asyncio.sleep(self._plan.pause_s)
 
     async def _ask(self, function: int, due_s: float) -> None:
-        head, body = self._requests[self._plan.architectures[function]].of(self._plan.names[function])
+        first = f"POST /v2/models/{self._plan.names[function]}/infer HTTP/1.1\r\n".encode()
+        rest = self._requests[self._plan.requests[function]]
         sent_s = time.perf_counter() - self._started
         try:
             connection = self._idle.pop() if self._idle else await self._connected()
-            status, text, raw = await connection.ask(head, body)
+            status, text, raw = await connection.ask(first, rest)
         except OSError:
             status, text, raw = FAILED, b"", b""
         else:
@@ -185,7 +184,6 @@ def _references(plan: Plan) -> list[NDArray[np.float32]]:
 
 def main() -> None:
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
-    torch.set_num_threads(1)
     client = Client(plan)
     began = time.perf_counter()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

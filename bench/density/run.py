@@ -58,16 +58,16 @@ class Bench:
         workspaces, the memory of activations. What the others add is theirs alone, and must go with them.
         """
         self.look("empty")
-        references = References(self.functions, self.options.device.partition(":")[0], self.directory)
+        references = References(self.functions, self.options.device.partition(":")[0], self.driver.references)
         for architecture in {function.architecture for function in self.functions}:
             (self.directory / f"{architecture}.json").write_text(json.dumps(fleet.shapes_of(architecture)))
         self.timed("deploy_firsts", lambda: self.server.deploy_firsts(self.functions))
         self.warm("warm_firsts", firsts_of(self.functions))
         self.timed("deploy_others", lambda: self.server.deploy_others(self.functions, self.directory))
-        firsts = self.look("firsts")
         began = time.perf_counter()
-        references.save(self.driver.references)
+        references.wait()
         self.note("waited_for_references_s", round(time.perf_counter() - began, 1))
+        firsts = self.look("firsts")
         self.warm("warm_all", self.functions)
         warm = self.look("warm")
         count = max(1, len(self.functions) - len(firsts_of(self.functions)))

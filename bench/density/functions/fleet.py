@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 Inputs = dict[str, torch.Tensor]
+CPU = torch.device("cpu")
 
 _BLOCK = 1 << 22
 _DAMPED = "bn3.weight"
@@ -123,14 +124,18 @@ ARCHITECTURES = PAPER | SMALL
 def base(architecture: str, seed: int) -> tuple[nn.Module, Inputs]:
     """The module with the weights of that seed, and an example input."""
     module = _bare(architecture)
-    for name, tensor in filled(shapes_of(architecture), seed).items():
+    put(module, filled(shapes_of(architecture), seed))
+    return module.eval(), ARCHITECTURES[architecture].inputs()
+
+
+def put(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
         place, _, leaf = name.rpartition(".")
         owner = module.get_submodule(place)
         if leaf in owner._parameters:
             owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         else:
             owner._buffers[leaf] = tensor
-    return module.eval(), ARCHITECTURES[architecture].inputs()
 
 
 Shapes = dict[str, tuple[str, list[int]]]
@@ -148,10 +153,12 @@ def weights(shapes: str, seed: int) -> dict[str, torch.Tensor]:
     return filled(json.loads(Path(shapes).read_text()), seed)
 
 
-def filled(shapes: Shapes, seed: int) -> dict[str, torch.Tensor]:
+def filled(shapes: Shapes, seed: int, device: torch.device = CPU) -> dict[str, torch.Tensor]:
+    """The same numbers on every device."""
     tensors = {}
     for place, (name, (dtype, shape)) in enumerate(shapes.items()):
-        tensors[name] = _filled(name, getattr(torch, dtype), shape, seed * 7_368_787 + place * 104_729)
+        noise = _noise(prod(shape), (seed * 7_368_787 + place * 104_729) % _BLOCK, device)
+        tensors[name] = _scaled(name, noise.reshape(shape), getattr(torch, dtype))
     return tensors
 
 
@@ -161,18 +168,16 @@ def _bare(architecture: str) -> nn.Module:
 
 
 @cache
-def _block() -> torch.Tensor:
-    return torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0))
+def _block(device: torch.device) -> torch.Tensor:
+    return torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def _filled(name: str, dtype: torch.dtype, shape: list[int], start: int) -> torch.Tensor:
-    count = prod(shape)
+def _scaled(name: str, noise: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not dtype.is_floating_point:
-        counted = name.endswith("position_ids")
-        return (torch.arange(count) if counted else torch.zeros(count)).to(dtype).reshape(shape)
-    noise = _noise(count, start % _BLOCK).reshape(shape)
-    if len(shape) > 1:
-        return noise.mul_((2 / (count / shape[0])) ** 0.5)
+        counted = torch.arange(noise.numel()) if name.endswith("position_ids") else torch.zeros(noise.numel())
+        return counted.reshape(noise.shape).to(noise.device, dtype)
+    if noise.dim() > 1:
+        return noise.mul_((2 / (noise.numel() / noise.shape[0])) ** 0.5)
     if name.endswith("running_var"):
         return noise.zero_().add_(1)
     noise.mul_(0.1)
@@ -181,8 +186,8 @@ def _filled(name: str, dtype: torch.dtype, shape: list[int], start: int) -> torc
     return noise.add_(1).mul_(0.3 if name.endswith(_DAMPED) else 1)
 
 
-def _noise(count: int, start: int) -> torch.Tensor:
-    block, noise, done = _block(), torch.empty(count), 0
+def _noise(count: int, start: int, device: torch.device) -> torch.Tensor:
+    block, noise, done = _block(device), torch.empty(count, device=device), 0
     while done < count:
         taken = min(_BLOCK - start, count - done)
         noise[done : done + taken] = block[start : start + taken]
