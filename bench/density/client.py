@@ -83,7 +83,13 @@ class Connection(asyncio.Protocol):
         if not done.done():
             done.set_result((int(lines[0].split(b" ")[1]), bytes(body[:text]), bytes(body[text:])))
 
+    @property
+    def closed(self) -> bool:
+        """Servers close a connection that has long been idle."""
+        return self._transport is None or self._transport.is_closing()
+
     def connection_lost(self, _: Exception | None) -> None:
+        self._transport = None
         if self._done is not None and not self._done.done():
             self._done.set_exception(ConnectionError("the server closed the connection"))
 
@@ -147,7 +153,7 @@ class Client:
         rest = self._requests[self._plan.requests[function]]
         sent_s = time.perf_counter() - self._started
         try:
-            connection = self._idle.pop() if self._idle else await self._connected()
+            connection = await self._connected()
             status, text, raw = await connection.ask(first, rest)
         except OSError:
             status, text, raw = FAILED, b"", b""
@@ -160,6 +166,9 @@ class Client:
         self.rows.append(Row(function, due_s, sent_s, done_s, status, path, error))
 
     async def _connected(self) -> Connection:
+        while self._idle:
+            if not (kept := self._idle.pop()).closed:
+                return kept
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(Connection, self._plan.host, self._plan.port)
         return connection

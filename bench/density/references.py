@@ -41,7 +41,7 @@ def main() -> None:
         made_of = references(architecture, [seed for _, seed in functions], device)
         answers.update(zip([name for name, _ in functions], made_of, strict=True))
     unfinished = out.with_name(f"unfinished-{out.name}")
-    np.savez(unfinished, **answers)
+    np.savez(unfinished, allow_pickle=False, **answers)
     unfinished.rename(out)
 
 

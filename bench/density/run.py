@@ -156,16 +156,12 @@ class Bench:
 
         sampling = threading.Thread(target=sample)
         sampling.start()
-        found = self.watched(running)
-        sampling.join()
-        self.note(
-            "long_run",
-            {
-                "minutes": minutes,
-                **found,
-                "memory": {key: _trend(seen, key) for key in Memory.__dataclass_fields__ if key != "at_s"},
-            },
-        )
+        try:
+            self.note("long_run", {"minutes": minutes, **self.watched(running)})
+        finally:
+            sampling.join()
+            trends = {key: _trend(seen, key) for key in Memory.__dataclass_fields__ if key != "at_s"}
+            self.note("long_run_memory", trends)
 
     def clear(self) -> None:
         """Take all functions away but the first of each architecture, and look whether anything else is left; then
@@ -279,7 +275,7 @@ def setting(options: argparse.Namespace) -> dict[str, object]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "options": {key: str(value) for key, value in vars(options).items()},
+        "options": {key: value for key, value in vars(options).items() if isinstance(value, str | int | float | list)},
     }
 
 

@@ -139,8 +139,11 @@ class Skeletons:
         with self._changing:
             left = self._members.pop(function)
             others = (member.architecture for member in self._members.values())
-            if left.architecture is not None and left.architecture not in others:
+            if left.architecture is not None and left.architecture in others:
+                return
+            if left.architecture is not None:
                 self._shared.pop(left.architecture, None)
+        give_back_freed_memory()
 
     def worn_by(self, function: Built) -> Skeleton:
         """The module, bound to this function's memory: at once, unless the one before has left something in it."""
