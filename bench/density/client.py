@@ -18,9 +18,8 @@ from typing import cast
 
 import msgspec
 import numpy as np
-import torch
 import uvloop
-from bench.density.functions import fleet
+from numpy.typing import NDArray
 
 PATHS = ("resident", "peer", "host", "disk", "build")
 FAILED = -1
@@ -31,9 +30,10 @@ class Plan:
     host: str
     port: int
     names: list[str]
-    architectures: list[str]
-    """By function."""
+    requests: list[str]
+    """By function: a file with all of its request but the first line."""
     references: str
+    """A file of what the functions should answer; empty: answers are not looked at."""
     results: str
     at_s: list[float] = field(default_factory=list)
     """Open loop: when, and in ``function`` which. Closed: empty."""
@@ -47,29 +47,6 @@ class Plan:
     """Closed loop: ends after so many; 0: by time only."""
 
 
-class Request:
-    """The bytes of one architecture's request, all but the first line."""
-
-    def __init__(self, architecture: str) -> None:
-        inputs = fleet.ARCHITECTURES[architecture].inputs()
-        head, tails = [], b""
-        for name, tensor in inputs.items():
-            data = tensor.numpy().tobytes()
-            datatype = {torch.float32: "FP32", torch.int64: "INT64"}[tensor.dtype]
-            parameters = {"binary_data_size": len(data)}
-            head.append({"name": name, "datatype": datatype, "shape": list(tensor.shape), "parameters": parameters})
-            tails += data
-        text = json.dumps({"inputs": head, "parameters": {"binary_data_output": True}}).encode()
-        self._headers = (
-            f"Host: density\r\nContent-Length: {len(text) + len(tails)}\r\n"
-            f"Inference-Header-Content-Length: {len(text)}\r\n\r\n"
-        ).encode()
-        self._body = text + tails
-
-    def of(self, name: str) -> tuple[bytes, bytes]:
-        return f"POST /v2/models/{name}/infer HTTP/1.1\r\n".encode() + self._headers, self._body
-
-
 class Connection(asyncio.Protocol):
     """One request at a time."""
 
@@ -81,12 +58,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
 
-    def ask(self, head: bytes, body: bytes) -> "asyncio.Future[tuple[int, bytes, bytes]]":
+    def ask(self, first: bytes, rest: bytes) -> "asyncio.Future[tuple[int, bytes, bytes]]":
         """Status, JSON and raw bytes of the answer."""
         assert self._transport is not None
         self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(head)
-        self._transport.write(body)
+        self._transport.writelines([first, rest])
         return self._done
 
     def data_received(self, data: bytes) -> None:
@@ -107,7 +83,13 @@ class Connection(asyncio.Protocol):
         if not done.done():
             done.set_result((int(lines[0].split(b" ")[1]), bytes(body[:text]), bytes(body[text:])))
 
+    @property
+    def closed(self) -> bool:
+        """Servers close a connection that has long been idle."""
+        return self._transport is None or self._transport.is_closing()
+
     def connection_lost(self, _: Exception | None) -> None:
+        self._transport = None
         if self._done is not None and not self._done.done():
             self._done.set_exception(ConnectionError("the server closed the connection"))
 
@@ -128,9 +110,8 @@ class Row:
 class Client:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._requests = {name: Request(name) for name in set(plan.architectures)}
-        with np.load(plan.references) as references:
-            self._expected = [references[name] for name in plan.names]
+        self._requests = {file: Path(file).read_bytes() for file in set(plan.requests)}
+        self._expected = _references(plan)
         self._idle: list[Connection] = []
         self._started = 0.0
         self.rows: list[Row] = []
@@ -168,11 +149,12 @@ class Client:
                 await asyncio.sleep(self._plan.pause_s)
 
     async def _ask(self, function: int, due_s: float) -> None:
-        head, body = self._requests[self._plan.architectures[function]].of(self._plan.names[function])
+        first = f"POST /v2/models/{self._plan.names[function]}/infer HTTP/1.1\r\n".encode()
+        rest = self._requests[self._plan.requests[function]]
         sent_s = time.perf_counter() - self._started
         try:
-            connection = self._idle.pop() if self._idle else await self._connected()
-            status, text, raw = await connection.ask(head, body)
+            connection = await self._connected()
+            status, text, raw = await connection.ask(first, rest)
         except OSError:
             status, text, raw = FAILED, b"", b""
         else:
@@ -184,13 +166,16 @@ class Client:
         self.rows.append(Row(function, due_s, sent_s, done_s, status, path, error))
 
     async def _connected(self) -> Connection:
+        while self._idle:
+            if not (kept := self._idle.pop()).closed:
+                return kept
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(Connection, self._plan.host, self._plan.port)
         return connection
 
     def _looked_at(self, function: int, text: bytes, raw: bytes) -> tuple[int, float]:
         answer = np.frombuffer(raw, np.float32)
-        expected = self._expected[function]
+        expected = self._expected[function] if self._expected else answer
         error = (
             float(np.linalg.norm(answer - expected) / np.linalg.norm(expected))
             if answer.shape == expected.shape
@@ -199,9 +184,15 @@ class Client:
         return PATHS.index(json.loads(text)["parameters"]["dormouse_path"]), error
 
 
+def _references(plan: Plan) -> list[NDArray[np.float32]]:
+    if not plan.references:
+        return []
+    with np.load(plan.references) as references:
+        return [references[name] for name in plan.names]
+
+
 def main() -> None:
     plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
-    torch.set_num_threads(1)
     client = Client(plan)
     began = time.perf_counter()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

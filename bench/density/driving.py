@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from bench.density.arrivals import Arrivals
 from bench.density.client import PATHS, Plan
+from bench.density.requests import request
 from bench.density.serving import ROOT, Function, Server
 from numpy.typing import NDArray
 
-REFERENCE_PROCESSES = 4
 TOLERANCE = 0.02
 """How far an answer may be from the reference, of its size: other kernels, and TF32 on a GPU. Functions with other
 weights are more than 0.5 apart."""
@@ -127,14 +127,20 @@ class Driver:
         plan = Plan(
             *self._address,
             names=[function.name for function in functions],
-            architectures=[function.architecture for function in functions],
-            references=str(self.references),
+            requests=[self._request(function.architecture) for function in functions],
+            references=str(self.references) if self.references.exists() else "",
             results=str(place / "results.npz"),
             **how,
         )
         (place / "plan.json").write_bytes(msgspec.json.encode(asdict(plan)))
         process = subprocess.Popen([sys.executable, "-m", "bench.density.client", str(place / "plan.json")], cwd=ROOT)
         return Running(process, Path(plan.results), functions)
+
+    def _request(self, architecture: str) -> str:
+        file = self._directory / f"{architecture}.request"
+        if not file.exists():
+            file.write_bytes(request(architecture))
+        return str(file)
 
 
 @dataclass
@@ -153,33 +159,18 @@ class Running:
 
 
 class References:
-    """Computed by processes of their own, which may begin before there is a server."""
+    """Computed by a process of its own, which may begin before there is a server."""
 
-    def __init__(self, functions: Sequence[Function], device: str, directory: Path) -> None:
-        count = min(REFERENCE_PROCESSES, len(functions))
-        self._parts = [directory / f"references-{part}.npz" for part in range(count)]
-        self._processes = []
-        for part, out in enumerate(self._parts):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "bench.density.references", device, str(out)],
-                stdin=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-            )
-            assert process.stdin is not None
-            lines = [f"{f.name}={f.architecture}:{f.seed}\n" for f in functions[part::count]]
-            process.stdin.writelines(lines)
-            process.stdin.close()
-            self._processes.append(process)
+    def __init__(self, functions: Sequence[Function], device: str, out: Path) -> None:
+        command = [sys.executable, "-m", "bench.density.references", device, str(out)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, cwd=ROOT)
+        assert self._process.stdin is not None
+        self._process.stdin.writelines(f"{f.name}={f.architecture}:{f.seed}\n" for f in functions)
+        self._process.stdin.close()
 
-    def save(self, file: Path) -> None:
-        answers: dict[str, Any] = {}
-        for process, out in zip(self._processes, self._parts, strict=True):
-            if process.wait():
-                raise SystemExit("the references could not be computed")
-            with np.load(out) as part:
-                answers |= {name: part[name] for name in part.files}
-        np.savez(file, **answers)
+    def wait(self) -> None:
+        if self._process.wait():
+            raise SystemExit("the references could not be computed")
 
 
 def deltas(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from bench.density.arrivals import drawn
-from bench.density.driving import Driver, Outcome, References, deltas
+from bench.density.driving import Driver, References, Running, deltas
 from bench.density.functions import fleet
-from bench.density.serving import ROOT, Function, Memory, Server, functions_of, started
+from bench.density.serving import ROOT, Function, Memory, Server, firsts_of, functions_of, started
 
 SAMPLES = ROOT.parent / "shared" / "traces" / "torpor" / "samples.npy"
 SAMPLING_S = 5.0
@@ -51,53 +52,75 @@ class Bench:
     # -------------------------------------------------------------- before
 
     def prepare(self) -> None:
-        """Deploy, compute what the answers should be, and ask every function until it is replayed from a graph."""
-        empty = self.server.memory()
-        self.note("memory_empty", asdict(empty))
+        """Deploy, compute what the answers should be, and ask every function until it is replayed from a graph.
+
+        The first of each architecture comes before the others, and with it all that is loaded once: libraries, kernels,
+        workspaces, the memory of activations. What the others add is theirs alone, and must go with them.
+        """
+        self.look("empty")
+        references = References(self.functions, self.options.device.partition(":")[0], self.driver.references)
+        for architecture in {function.architecture for function in self.functions}:
+            (self.directory / f"{architecture}.json").write_text(json.dumps(fleet.shapes_of(architecture)))
+        self.timed("deploy_firsts", lambda: self.server.deploy_firsts(self.functions))
+        self.warm("warm_firsts", firsts_of(self.functions))
+        self.timed("deploy_others", lambda: self.server.deploy_others(self.functions, self.directory))
         began = time.perf_counter()
-        references = References(self.functions, self.options.device.partition(":")[0], self.directory)
-        self.server.deploy(self.functions)
-        self.note("deploy_s", round(time.perf_counter() - began, 1))
-        references.save(self.driver.references)
-        self.note("deploy_and_references_s", round(time.perf_counter() - began, 1))
-        deployed = self.server.memory()
-        self.note("memory_deployed", asdict(deployed))
-        self.warm()
-        self.note("memory_warm", asdict(warm := self.server.memory()))
-        count = len(self.functions)
+        references.wait()
+        self.note("waited_for_references_s", round(time.perf_counter() - began, 1))
+        firsts = self.look("firsts")
+        self.warm("warm_all", self.functions)
+        warm = self.look("warm")
+        count = max(1, len(self.functions) - len(firsts_of(self.functions)))
         self.note(
             "beside_weights_bytes_a_function",
             {
-                "device": (warm.device_used_bytes - deployed.device_used_bytes) // count,
-                "host": (warm.executor_private_bytes - deployed.executor_private_bytes) // count,
+                "device": (warm.device_used_bytes - firsts.device_used_bytes) // count,
+                "host": (warm.executor_private_bytes - firsts.executor_private_bytes) // count,
             },
         )
 
-    def warm(self) -> None:
+    def look(self, when: str) -> Memory:
+        memory = self.server.memory()
+        self.note(f"memory_{when}", asdict(memory))
+        return memory
+
+    def timed(self, key: str, work: Callable[[], list[float]]) -> None:
         began = time.perf_counter()
-        wanting = list(range(len(self.functions)))
+        each = work() or [0.0]
+        whole = time.perf_counter() - began
+        self.note(key, {"seconds": whole, "each_median": float(np.median(each)), "each_most": max(each)})
+
+    def warm(self, key: str, functions: Sequence[Function]) -> None:
+        began = time.perf_counter()
+        wanting = list(range(len(functions)))
         rounds = 0
         while wanting and rounds < WARM_ROUNDS:
-            chosen = [self.functions[number] for number in wanting]
+            chosen = [functions[number] for number in wanting]
             pause_s = WARM_PAUSE_S * (rounds + 1) if self.server.cuda else 0
             running = self.driver.closed_loop(chosen, range(len(chosen)), 1, most=len(chosen), pause_s=pause_s)
             outcome = running.outcome()
             if outcome.failed or outcome.wrong:
                 self.note("warming_went_wrong", asdict(outcome))
             rows = {row["name"]: row for row in self.server.functions()}
-            wanting = [number for number in wanting if not _is_settled(rows[self.functions[number].name])]
+            wanting = [number for number in wanting if not _is_settled(rows[functions[number].name])]
             rounds += 1
         took = round(time.perf_counter() - began, 1)
-        self.note("warm", {"seconds": took, "rounds": rounds, "without_a_graph": len(wanting)})
+        self.note(key, {"seconds": took, "rounds": rounds, "without_a_graph": len(wanting)})
 
     # -------------------------------------------------------------- the questions
 
     def step(self, functions: Sequence[Function], seconds: float, seed: int) -> dict[str, Any]:
         """Open loop at the rates of the samples."""
         arrivals = drawn(self.options.samples, len(functions), seconds, scale=self.options.scale, seed=seed)
-        before = self.server.functions()
-        outcome = self.driver.open_loop(functions, arrivals).outcome()
-        return {"seconds": seconds, **asdict(outcome), **deltas(before, self.server.functions())}
+        return {"seconds": seconds, **self.watched(self.driver.open_loop(functions, arrivals))}
+
+    def watched(self, running: Running) -> dict[str, Any]:
+        """What the client saw, and what the server's books and the system say of that time."""
+        before, cpu_s, began = self.server.functions(), self.server.cpu_s(), time.perf_counter()
+        outcome = running.outcome()
+        took_s = time.perf_counter() - began
+        cores = {name: (now - cpu_s[name]) / took_s for name, now in self.server.cpu_s().items()}
+        return {**asdict(outcome), **deltas(before, self.server.functions()), "cores": cores}
 
     def resident_only(self, seconds: float) -> None:
         """As many as the pool holds all at once, which is what a server without swapping could serve."""
@@ -116,37 +139,45 @@ class Bench:
     def saturate(self, seconds: float) -> None:
         """Random order, always so many under way."""
         order = np.random.default_rng(2).integers(0, len(self.functions), 100_000).tolist()
-        before = self.server.functions()
-        outcome: Outcome = self.driver.closed_loop(self.functions, order, SATURATING, seconds=seconds).outcome()
-        found = deltas(before, self.server.functions())
-        loaded = sum(found["loads"].values()) / outcome.requests
-        self.note("saturation", {"under_way": SATURATING, "loads_a_request": loaded, **asdict(outcome), **found})
+        found = self.watched(self.driver.closed_loop(self.functions, order, SATURATING, seconds=seconds))
+        loaded = sum(found["loads"].values()) / found["requests"]
+        self.note("saturation", {"under_way": SATURATING, "loads_a_request": loaded, **found})
 
     def long(self, minutes: float) -> None:
         """The load of all functions, memory looked at every few seconds."""
         arrivals = drawn(self.options.samples, len(self.functions), minutes * 60, scale=self.options.scale, seed=3)
-        before = self.server.functions()
         running = self.driver.open_loop(self.functions, arrivals)
         seen: list[Memory] = []
-        while running.process.poll() is None:
-            seen.append(self.server.memory())
-            time.sleep(SAMPLING_S)
-        outcome = running.outcome()
-        self.note(
-            "long_run",
-            {
-                "minutes": minutes,
-                **asdict(outcome),
-                **deltas(before, self.server.functions()),
-                "memory": {key: _trend(seen, key) for key in Memory.__dataclass_fields__ if key != "at_s"},
-            },
-        )
+
+        def sample() -> None:
+            while running.process.poll() is None:
+                seen.append(self.server.memory())
+                time.sleep(SAMPLING_S)
+
+        sampling = threading.Thread(target=sample)
+        sampling.start()
+        try:
+            self.note("long_run", {"minutes": minutes, **self.watched(running)})
+        finally:
+            sampling.join()
+            trends = {key: _trend(seen, key) for key in Memory.__dataclass_fields__ if key != "at_s"}
+            self.note("long_run_memory", trends)
 
     def clear(self) -> None:
-        """Take every function away: what is left is nobody's."""
-        self.server.remove(self.functions)
-        time.sleep(1)  # the executor obeys after it is answered: graphs go after the last copy
-        self.note("memory_cleared", asdict(self.server.memory()))
+        """Take all functions away but the first of each architecture, and look whether anything else is left; then
+        those too."""
+        firsts = firsts_of(self.functions)
+        self.server.remove(function for function in self.functions if function not in firsts)
+        time.sleep(1)  # a removal is answered when its memory is free; its graphs go right after that
+        left, before = self.look("firsts_again"), self.log["memory_firsts"]
+        self.note(
+            "left_behind_bytes",
+            {key: getattr(left, key) - before[key] for key in ("device_used_bytes", "executor_private_bytes")},
+        )
+        self.note("unaccounted_bytes", sum(row["unaccounted_bytes"] for row in self.server.functions()))
+        self.server.remove(firsts)
+        time.sleep(1)
+        self.look("cleared")
         self.note("node_cleared", self.server.node())
 
 
@@ -177,20 +208,33 @@ def opened(options: argparse.Namespace, mix: str, count: int, device_bytes: str,
 
 
 def density(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    bench = opened(options, options.mix, options.functions, options.device_bytes, directory)
-    return _with(bench, lambda: _density(bench))
+    if options.attach:
+        bench = attached(options)
+    else:
+        bench = opened(options, options.mix, options.functions, options.device_bytes, directory)
+    return _with(bench, lambda: _density(bench), options.leave)
+
+
+def attached(options: argparse.Namespace) -> Bench:
+    """To the server that a run before has left."""
+    left = json.loads(options.attach.read_text())
+    server, directory = Server(**left["server"]), Path(left["directory"])
+    functions = [Function(**function) for function in left["functions"]]
+    return Bench(options, directory, server, Driver(server, directory), functions, left["log"])
 
 
 def _density(bench: Bench) -> None:
     options = bench.options
-    bench.prepare()
+    if not options.attach:
+        bench.prepare()
     for number in options.steps:
         bench.note(f"step_{number}", bench.step(bench.functions[:number], options.seconds, seed=number))
     if options.resident_seconds:
         bench.resident_only(options.resident_seconds)
     if options.minutes:
         bench.long(options.minutes)
-    bench.clear()
+    if not options.leave:
+        bench.clear()
 
 
 def saturation(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -202,11 +246,11 @@ def saturation(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         bench.saturate(options.saturate_seconds)
         bench.clear()
 
-    return _with(bench, work)
+    return _with(bench, work, None)
 
 
-def _with(bench: Bench, work: Callable[[], None]) -> dict[str, Any]:
-    """The log, also of what came before something went wrong; the server is ended."""
+def _with(bench: Bench, work: Callable[[], None], leave: Path | None) -> dict[str, Any]:
+    """The log, also of what came before something went wrong; the server is ended, or left as that file says."""
     try:
         work()
     except (SystemExit, Exception) as fault:
@@ -215,7 +259,11 @@ def _with(bench: Bench, work: Callable[[], None]) -> dict[str, Any]:
             print(file.read_text()[-3000:], flush=True)
         print((bench.directory / "server.log").read_text()[-3000:], flush=True)
     finally:
-        bench.server.stop()
+        if leave is None or "broken" in bench.log:
+            bench.server.stop()
+        else:
+            left = {"server": asdict(bench.server), "directory": str(bench.directory), "log": bench.log}
+            leave.write_text(json.dumps({**left, "functions": [asdict(function) for function in bench.functions]}))
     return bench.log
 
 
@@ -227,7 +275,7 @@ def setting(options: argparse.Namespace) -> dict[str, object]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "options": {key: str(value) for key, value in vars(options).items()},
+        "options": {key: value for key, value in vars(options).items() if isinstance(value, str | int | float | list)},
     }
 
 
@@ -248,6 +296,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--saturate", type=int, default=0, help="so many functions of one architecture")
     parser.add_argument("--saturate-device-bytes", default="32MiB")
     parser.add_argument("--saturate-seconds", type=float, default=10)
+    parser.add_argument("--state", type=Path, help="where state and results lie meanwhile; default: as tempfile has it")
+    parser.add_argument("--leave", type=Path, help="let the server run on, and write here where it is")
+    parser.add_argument("--attach", type=Path, help="go on with the server that was left")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -255,16 +306,17 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     options = parsed()
     result: dict[str, Any] = {"setting": setting(options)}
-    directory = Path(tempfile.mkdtemp(prefix="density-"))
+    directory = Path(tempfile.mkdtemp(prefix="density-", dir=options.state))
     try:
-        if options.functions:
-            result["density"] = density(options, directory / "density")
         if options.saturate:
             result["saturation"] = saturation(options, directory / "saturation")
+        if options.functions:
+            result["density"] = density(options, directory / "density")
     finally:
         if options.json:
             options.json.write_text(json.dumps(result, indent=1))
-        shutil.rmtree(directory, ignore_errors=True)
+        if options.leave is None:
+            shutil.rmtree(directory, ignore_errors=True)
     return 1 if any("broken" in part for part in result.values()) else 0
 
 

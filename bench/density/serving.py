@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,16 @@ def functions_of(architectures: Sequence[tuple[str, float]], count: int) -> list
         architecture, deadline_ms = architectures[number % len(architectures)]
         made.append(Function(f"{architecture}-{number:03}", architecture, number + 1, deadline_ms))
     return made
+
+
+def firsts_of(functions: Sequence[Function]) -> list[Function]:
+    """The first of each architecture."""
+    return list({function.architecture: function for function in reversed(functions)}.values())[::-1]
+
+
+def _manifest(function: Function, **more: Any) -> dict[str, Any]:
+    slo = {"deadline_ms": function.deadline_ms, "percentile": 98}
+    return {"name": function.name, "code": str(CODE), "slo": slo, **more}
 
 
 @dataclass
@@ -83,24 +93,37 @@ class Server:
 
     # -------------------------------------------------------------- what it is told
 
-    def deploy(self, functions: Sequence[Function]) -> None:
-        """The first of each architecture by itself, the others like it."""
-        firsts = {function.architecture: function for function in reversed(functions)}
-        with ThreadPoolExecutor(DEPLOYS_AT_ONCE) as pool:
-            list(pool.map(lambda function: self._deploy(function, None), firsts.values()))
-            others = [function for function in functions if firsts[function.architecture] != function]
-            list(pool.map(lambda function: self._deploy(function, firsts[function.architecture].name), others))
+    def deploy_firsts(self, functions: Sequence[Function]) -> list[float]:
+        """The first of each architecture, by itself; the seconds that each took."""
+        manifests = [
+            _manifest(first, source="fleet:base", arguments={"architecture": first.architecture, "seed": first.seed})
+            for first in firsts_of(functions)
+        ]
+        return self._deploy(manifests)
 
-    def _deploy(self, function: Function, like: str | None) -> None:
-        manifest = {
-            "name": function.name,
-            "source": "fleet:base" if like is None else "fleet:weights",
-            "code": str(CODE),
-            "arguments": {"architecture": function.architecture, "seed": function.seed},
-            "like": like,
-            "slo": {"deadline_ms": function.deadline_ms, "percentile": 98},
-        }
-        self.ask("/dormouse/functions", manifest)
+    def deploy_others(self, functions: Sequence[Function], shapes: Path) -> list[float]:
+        """All others, each like the first of its architecture."""
+        firsts = {first.architecture: first.name for first in firsts_of(functions)}
+        manifests = [
+            _manifest(
+                other,
+                source="fleet:weights",
+                arguments={"shapes": str(shapes / f"{other.architecture}.json"), "seed": other.seed},
+                like=firsts[other.architecture],
+            )
+            for other in functions
+            if other.name not in firsts.values()
+        ]
+        return self._deploy(manifests)
+
+    def _deploy(self, manifests: Sequence[dict[str, Any]]) -> list[float]:
+        def one(manifest: dict[str, Any]) -> float:
+            began = time.perf_counter()
+            self.ask("/dormouse/functions", manifest)
+            return time.perf_counter() - began
+
+        with ThreadPoolExecutor(DEPLOYS_AT_ONCE) as pool:
+            return list(pool.map(one, manifests))
 
     def remove(self, functions: Iterable[Function]) -> None:
         with ThreadPoolExecutor(DEPLOYS_AT_ONCE) as pool:
@@ -120,6 +143,10 @@ class Server:
             server_python_blocks=self.node()["server"]["python_blocks"],
         )
 
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time of both processes so far."""
+        return {"server": _cpu_s(self.pid), "executor": _cpu_s(self.executor_pid)}
+
     def stop(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
 
@@ -137,10 +164,6 @@ def started(state_dir: Path, options: Sequence[str], cuda: bool, log: Path) -> S
     return Server(line.partition(READY)[2].split()[0], child.pid, cuda)
 
 
-def saved(server: Server) -> dict[str, Any]:
-    return asdict(server)
-
-
 def device_used_bytes() -> int:
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) * 1024 * 1024
@@ -148,6 +171,11 @@ def device_used_bytes() -> int:
 
 def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _private(pid: int) -> int:

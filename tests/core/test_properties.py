@@ -64,6 +64,7 @@ EXECUTORS = [ExecutorId("gpu:0"), ExecutorId("gpu:1"), ExecutorId("gpu:2")]
 FUNCTIONS = [FunctionId(f"f{n}/1") for n in range(6)]
 
 
+BATCHES = st.builds(Batch, st.integers(1, 5), st.integers(0, 12))
 SPECS = st.builds(
     FunctionSpec,
     st.sampled_from(FUNCTIONS),
@@ -72,7 +73,7 @@ SPECS = st.builds(
     slo=st.builds(Slo, st.integers(1, 60)),
     pin=st.sampled_from([Pin.NONE, Pin.NONE, Pin.NONE, Pin.HOST, Pin.DEVICE]),
     limits=st.just(Limits(5, 80)),
-    batch=st.builds(Batch, st.integers(1, 5), st.integers(0, 12)),
+    batch=BATCHES,
 )
 
 
@@ -316,14 +317,14 @@ class Histories(RuleBasedStateMachine):
         assert not self.operations, f"operations without an end: {self.operations}"
         assert not self.core.state.requests
 
-    def next_end(self, device: DeviceModel) -> Event:
+    def next_end(self, device: DeviceModel, device_ns: int = 1) -> Event:
         if not device.compute_lane:
             return device.finish_copy()
         runs = device.can_run(device.compute_lane[0])
         if not runs:
             return device.fail_execution()
-        self.device_ns[device.compute_lane[0].function] += 1
-        return device.finish_execution()
+        self.device_ns[device.compute_lane[0].function] += device_ns
+        return device.finish_execution(device_ns)
 
     def replay(self) -> None:
         """The same again, by a core that never remembers that there was no room, and by one that does."""
@@ -335,8 +336,38 @@ class Histories(RuleBasedStateMachine):
             assert encode_commands(forgetful.handle(now, event)) == commands
 
 
+class BusyHistories(Histories):
+    """The same world in the midst of its work: two devices, five small functions in host memory, and much is asked."""
+
+    @initialize(policy=st.sampled_from(["edf", "fifo"]), batches=st.lists(BATCHES, min_size=5, max_size=5))
+    def begin(self, policy: str, batches: list[Batch]) -> None:
+        self.start(40, policy)
+        for executor in EXECUTORS:
+            self.join(executor, 3)
+        for function, batch in zip(FUNCTIONS, batches, strict=False):
+            self.deploy(FunctionSpec(function, 6, slo=Slo(20), limits=Limits(8, 200), batch=batch), "new")
+            self.post(ImageRead(self.reads.pop(0)))
+
+    @rule(function=st.sampled_from(FUNCTIONS[:5]), rows=st.lists(st.integers(1, 3), min_size=2, max_size=5))
+    def crowd(self, function: FunctionId, rows: list[int]) -> None:
+        for count in rows:
+            self.ask(function, None, None, 0, (count, "x"))
+
+    @rule(steps=st.integers(1, 6), device_ns=st.integers(1, 20))
+    def go_on(self, steps: int, device_ns: int) -> None:
+        for _ in range(steps):
+            for device in self.devices.values():
+                if device.copy_lane and (near := device.approach()) is not None:
+                    self.post(near)
+                if device.compute_lane or device.copy_lane:
+                    self.post(self.next_end(device, device_ns))
+
+
 QUICK = (Phase.explicit, Phase.reuse, Phase.generate)
 """Shrinking such histories takes minutes; add Phase.shrink by hand to understand a failure."""
 
 TestHistories = Histories.TestCase
 TestHistories.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None, phases=QUICK)
+
+TestBusyHistories = BusyHistories.TestCase
+TestBusyHistories.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None, phases=QUICK)

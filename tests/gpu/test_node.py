@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dormouse.config import MIB, Config
 from tests.node.nodes import (
@@ -52,6 +53,24 @@ def test_many_functions_take_turns_on_a_card_and_every_answer_is_right(tmp_path:
             rows = node.functions()
             assert sum(row["evictions"] for row in rows) > 12
             assert all(row["unaccounted_bytes"] == 0 for row in rows)
+
+    run(work())
+
+
+def test_functions_that_share_a_module_take_turns_on_a_card_and_every_answer_is_right(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(on_the_card(tmp_path)) as node:
+            await node.deploy(manifest("f0", "stack", seed=0, mib=4))
+            for n in range(1, 6):
+                await node.deploy(replace(manifest(f"f{n}", "stack", seed=n, mib=4), like="f0"))
+            modules = [zoo.Stack(n, 4) for n in range(6)]
+            answers = await asyncio.gather(*(answer(node, f"f{i % 6}", inputs(i)) for i in range(120)))
+            for i, answered in enumerate(answers):
+                assert_alike(answered, expected(modules[i % 6], inputs(i)))
+            await node.remove("f0")
+            for i in range(20):
+                assert_alike(await answer(node, f"f{1 + i % 5}", inputs(i)), expected(modules[1 + i % 5], inputs(i)))
+            assert all(row["unaccounted_bytes"] == 0 for row in node.functions())
 
     run(work())
 

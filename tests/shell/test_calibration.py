@@ -5,9 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from dormouse.calibration import calibrate, ensure, stored, this_machine
 from dormouse.cli.calibrate import described
+from dormouse.cli.commands import app
 from dormouse.config import MIB, Config
 from dormouse.control.devices import devices_of
 from dormouse.control.topology import GROUP_BYTES, MEMORY_BYTES_PER_S, links_of
@@ -151,6 +153,16 @@ def test_a_start_goes_on_with_defaults_when_measuring_fails(tmp_path: Path) -> N
 def test_this_machine_is_known_by_its_cards_or_has_none() -> None:
     machine = this_machine()
     assert machine is None or machine.cards
+
+
+@pytest.mark.skipif(this_machine() is not None, reason="this machine has an NVIDIA GPU")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_without_a_card_the_command_says_one_line_and_succeeds(tmp_path: Path, options: list[str]) -> None:
+    done = CliRunner().invoke(app, ["calibrate", "--state-dir", str(tmp_path), *options])
+    assert done.exit_code == 0
+    (line,) = done.output.splitlines()
+    assert "no NVIDIA GPU was found" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------ what is made of it

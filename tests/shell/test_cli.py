@@ -58,6 +58,8 @@ def test_deploy_says_the_version(dormouse: Dormouse, server: RunningServer) -> N
     manifest = server.node.deployed["mine"].manifest
     assert (manifest.pin, manifest.arguments) == (Pin.HOST, {"scale": 10})
     assert (manifest.slo.deadline_ms, manifest.slo.percentile, manifest.limits.timeout_ms) == (80, 95, 500)
+    assert dormouse("deploy", "arithmetic:affine", "--name", "tuned", "--like", "mine")[0] == 0
+    assert server.node.deployed["tuned"].manifest.like == "mine"
 
 
 def test_deploy_takes_a_manifest(dormouse: Dormouse, server: RunningServer, tmp_path: Path) -> None:
@@ -80,6 +82,7 @@ def test_deploy_takes_a_manifest(dormouse: Dormouse, server: RunningServer, tmp_
         (("arithmetic:upper", "--arg", "x=" + 2000 * "["), 2, "--arg x cannot be used: its value is nested too deeply"),
         (("",), 2, "the source is empty; give a directory"),
         (("arithmetic:upper", "--slo-ms", "-1"), 2, "slo.deadline_ms = -1.0 cannot be used"),
+        (("arithmetic:upper", "--like", "x", "--dtype", "float16"), 2, "like = 'x' cannot be used; expected no inputs"),
     ],
 )
 def test_deploy_says_what_cannot_be_used(
@@ -277,6 +280,16 @@ def test_serve_says_that_the_port_is_taken(tmp_path: Path) -> None:
         code, output = run("serve", "--state-dir", str(tmp_path), "--port", port)
     assert code == 2
     assert output.startswith(f"error: cannot listen on 127.0.0.1 port {port}: ")
+
+
+def test_serve_says_what_images_in_memory_only_give_up(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        _, output = run("serve", "--state-dir", str(tmp_path), "--port", port, "--images", "dram")
+    warning, _, rest = output.partition("\n")
+    assert warning.startswith("warning: images live in memory only: functions deployed now are forgotten")
+    assert rest.startswith("error: cannot listen")
 
 
 # ------------------------------------------------------------------ manifests

@@ -181,7 +181,7 @@ def test_a_model_that_fails_with_its_example_is_refused_with_the_way_out(tmp_pat
 
 
 def test_a_failing_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> tuple[int, ...]:
+    def full(*_: object, **__: object) -> tuple[int, ...]:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(importing, "write_data", full)

@@ -6,16 +6,20 @@ another place for every tensor and seed, scaled so that what a network computes 
 finite, depend on all weights, and have nothing in common from one seed to the next.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 Inputs = dict[str, torch.Tensor]
+CPU = torch.device("cpu")
 
 _BLOCK = 1 << 22
 _DAMPED = "bn3.weight"
@@ -120,21 +124,42 @@ ARCHITECTURES = PAPER | SMALL
 def base(architecture: str, seed: int) -> tuple[nn.Module, Inputs]:
     """The module with the weights of that seed, and an example input."""
     module = _bare(architecture)
-    for name, tensor in weights(architecture, seed).items():
+    put(module, filled(shapes_of(architecture), seed))
+    return module.eval(), ARCHITECTURES[architecture].inputs()
+
+
+def put(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
         place, _, leaf = name.rpartition(".")
         owner = module.get_submodule(place)
         if leaf in owner._parameters:
             owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         else:
             owner._buffers[leaf] = tensor
-    return module.eval(), ARCHITECTURES[architecture].inputs()
 
 
-def weights(architecture: str, seed: int) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by name."""
+Shapes = dict[str, tuple[str, list[int]]]
+"""Type and shape of every parameter and buffer by name."""
+
+
+def shapes_of(architecture: str) -> Shapes:
     module = _bare(architecture)
     kept = [*module.named_parameters(), *module.named_buffers()]
-    return {name: _filled(name, like, seed * 7_368_787 + place * 104_729) for place, (name, like) in enumerate(kept)}
+    return {name: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in kept}
+
+
+def weights(shapes: str, seed: int) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by name; ``shapes`` is a file of them, so that no library of models is needed."""
+    return filled(json.loads(Path(shapes).read_text()), seed)
+
+
+def filled(shapes: Shapes, seed: int, device: torch.device = CPU) -> dict[str, torch.Tensor]:
+    """The same numbers on every device."""
+    tensors = {}
+    for place, (name, (dtype, shape)) in enumerate(shapes.items()):
+        noise = _noise(prod(shape), (seed * 7_368_787 + place * 104_729) % _BLOCK, device)
+        tensors[name] = _scaled(name, noise.reshape(shape), getattr(torch, dtype))
+    return tensors
 
 
 def _bare(architecture: str) -> nn.Module:
@@ -143,18 +168,16 @@ def _bare(architecture: str) -> nn.Module:
 
 
 @cache
-def _block() -> torch.Tensor:
-    return torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0))
+def _block(device: torch.device) -> torch.Tensor:
+    return torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def _filled(name: str, like: torch.Tensor, start: int) -> torch.Tensor:
-    if not like.is_floating_point():
-        counted = name.endswith("position_ids")
-        whole = torch.arange(like.numel()) if counted else torch.zeros(like.numel())
-        return whole.to(like.dtype).reshape(like.shape)
-    noise = _noise(like.numel(), start % _BLOCK).reshape(like.shape)
-    if like.dim() > 1:
-        return noise.mul_((2 / (like.numel() / like.shape[0])) ** 0.5)
+def _scaled(name: str, noise: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        counted = torch.arange(noise.numel()) if name.endswith("position_ids") else torch.zeros(noise.numel())
+        return counted.reshape(noise.shape).to(noise.device, dtype)
+    if noise.dim() > 1:
+        return noise.mul_((2 / (noise.numel() / noise.shape[0])) ** 0.5)
     if name.endswith("running_var"):
         return noise.zero_().add_(1)
     noise.mul_(0.1)
@@ -163,8 +186,8 @@ def _filled(name: str, like: torch.Tensor, start: int) -> torch.Tensor:
     return noise.add_(1).mul_(0.3 if name.endswith(_DAMPED) else 1)
 
 
-def _noise(count: int, start: int) -> torch.Tensor:
-    block, noise, done = _block(), torch.empty(count), 0
+def _noise(count: int, start: int, device: torch.device) -> torch.Tensor:
+    block, noise, done = _block(device), torch.empty(count, device=device), 0
     while done < count:
         taken = min(_BLOCK - start, count - done)
         noise[done : done + taken] = block[start : start + taken]

@@ -7,8 +7,6 @@ one place. They decide nothing: who takes which step is the business of the file
 from dataclasses import dataclass, field
 from heapq import heapify, heappush
 
-from msgspec.structs import replace
-
 from dormouse.core.batching import gathers_until_ns, padded_rows
 from dormouse.core.eviction import Eviction
 from dormouse.core.messages import (
@@ -51,7 +49,7 @@ from dormouse.core.state import (
     State,
     step,
 )
-from dormouse.core.types import FOREVER_NS, Bytes, CommandId, ExecutorId, Ns, OperationId, Path, Reason
+from dormouse.core.types import FOREVER_NS, Bytes, CommandId, ExecutorId, Ns, OperationId, Path, Reason, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,23 +238,21 @@ class Turn:
         if residency.state is not RUNNING:
             self._change(function, executor, EXECUTE)
         first = requests[0]
-        command = Execute(executor.id, self.number(), first.id, function.id, self.now, first.timeout_ns)
+        others: tuple[RequestId, ...] = ()
+        padded = 0
+        latest = first.timeout_ns
         if first.alike:
-            command = self._together(command, function, executor, requests)
+            others = tuple(request.id for request in requests[1:])
+            padded = padded_rows(function, executor, requests)
+            latest = max(request.timeout_ns for request in requests)  # when nobody waits any more
+        number = self.number()
+        command = Execute(executor.id, number, first.id, function.id, self.now, latest, others, padded)
         if executor.executing is None:
             executor.executing = command
         else:
             executor.ahead = command
         self._send(executor, command)
         self.settle(function)
-
-    def _together(self, command: Execute, function: Function, executor: Executor, requests: list[Request]) -> Execute:
-        return replace(
-            command,
-            latest_ns=max(request.timeout_ns for request in requests),  # when nobody waits any more
-            others=tuple(request.id for request in requests[1:]),
-            padded_rows=padded_rows(function, executor, requests),
-        )
 
     def _begin(self, request: Request, function: Function, residency: Residency) -> None:
         del function.queue[request.id]

@@ -11,6 +11,9 @@ from contextlib import ExitStack
 from dormouse.core.types import Bytes
 from dormouse.device.driver import Driver
 
+OPENED_PARTS = 32
+"""So many are opened by one call: the copy lane, which has loads to map meanwhile, waits for one call at most."""
+
 
 class PeerWindow:
     """Open when made; needs a current context, here and in ``close``. Raises DeviceError and leaves nothing mapped."""
@@ -23,9 +26,12 @@ class PeerWindow:
             self.address = driver.reserve_addresses(self.size_bytes)
             undo.callback(driver.free_addresses, self.address, self.size_bytes)
             undo.callback(self._withdraw)
+            opened = 0
             for fd in descriptors:
                 self._place(fd, part_bytes)
-            driver.allow_access(device, self.address, self.size_bytes)
+                if self._placed_bytes - opened >= OPENED_PARTS * part_bytes or self._placed_bytes == self.size_bytes:
+                    driver.allow_access(device, self.address + opened, self._placed_bytes - opened)
+                    opened = self._placed_bytes
             undo.pop_all()
 
     def close(self) -> None:

@@ -74,11 +74,11 @@ class Peers:
         try:
             with self._adopting:
                 self._adopt(asked.address)
+                detours = asked.detours and self._opens_detour(asked.device)
         except (DormouseError, OSError) as fault:
             message = fault.message if isinstance(fault, DormouseError) else str(fault)
             self._send(wire.PeerNotAdopted(asked.peer, asked.address, message))
             return
-        detours = asked.detours and self._opens_detour(asked.device)
         self._on_copy_lane(lambda: self._report(asked, detours))
 
     def _adopt(self, address: str) -> None:

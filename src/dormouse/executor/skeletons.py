@@ -29,6 +29,7 @@ from torch import nn
 from dormouse.core.types import Bytes
 from dormouse.executor.arrival import Arrival
 from dormouse.executor.built import Built
+from dormouse.executor.memory import give_back_freed_memory
 from dormouse.model import skeleton
 from dormouse.model.access import Watch
 from dormouse.model.contents import Contents
@@ -138,8 +139,11 @@ class Skeletons:
         with self._changing:
             left = self._members.pop(function)
             others = (member.architecture for member in self._members.values())
-            if left.architecture is not None and left.architecture not in others:
+            if left.architecture is not None and left.architecture in others:
+                return
+            if left.architecture is not None:
                 self._shared.pop(left.architecture, None)
+        give_back_freed_memory()
 
     def worn_by(self, function: Built) -> Skeleton:
         """The module, bound to this function's memory: at once, unless the one before has left something in it."""
@@ -161,7 +165,9 @@ class Skeletons:
             member.skeleton = self._new(function, index, member.directory, member.allow_code)
 
     def _new(self, function: Built, index: ImageIndex, directory: Path, allow_code: Sequence[Path]) -> Skeleton:
-        return Skeleton(skeleton.rebuild(directory, index, allow_code), index, function, self._group_bytes)
+        made = Skeleton(skeleton.rebuild(directory, index, allow_code), index, function, self._group_bytes)
+        give_back_freed_memory()  # a factory makes its module with weights of its own, which nobody has any more
+        return made
 
 
 def architecture_of(index: ImageIndex, directory: Path) -> Architecture | None:

@@ -27,6 +27,9 @@ from dormouse.store.image import laid_out, staged, write_data
 from dormouse.store.index import DATA_FILE, ImageIndex, TensorEntry, write_index
 from dormouse.tensors import Signature
 
+CORES_PER_THREAD = 4
+"""Torch threads of an import are one for so many cores: a few imports at once share the machine."""
+
 
 class ImportRequest(Struct, frozen=True):
     """``inspect`` or no target: say what would be made, and write nothing."""
@@ -185,6 +188,6 @@ def _asked_for(asked: ImportRequest, allow_code: Sequence[Path]) -> ImageIndex:
 
 def answered_bytes(request: bytes) -> bytes:
     """What ``import_process`` calls: JSON in, JSON out; whatever a model prints goes to standard error."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // CORES_PER_THREAD))
     os.dup2(2, 1)
     return msgspec.json.encode(answered(request))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
+import msgspec
+
 from dormouse.core.types import Bytes, FunctionId
 from dormouse.errors import DormouseError, HostMemoryFull, RefusedSource
 from dormouse.store.arena import SEGMENT_BYTES, Arena
@@ -129,7 +131,8 @@ class HostStore:
                 raise outcome
         if not index.durable:
             await self._in_thread((directory / DATA_FILE).unlink)
-        self._images[function] = _Image(directory, index, extents)
+        # Where each tensor lies is the executors' business, and they read it for themselves.
+        self._images[function] = _Image(directory, msgspec.structs.replace(index, tensors=()), extents)
 
     def _read_piece(self, directory: Path, index: ImageIndex, first_page: int, extent: Extent) -> None:
         with self.arena.view(extent) as memory:

@@ -92,8 +92,11 @@ class _PageWriter:
             done = 0
             while done < len(view):
                 taken = view[done : done + PAGE_BYTES - len(self._page)]
-                self._page += taken
                 done += len(taken)
+                if len(taken) == PAGE_BYTES:
+                    self._write_page(taken)
+                    continue
+                self._page += taken
                 if len(self._page) == PAGE_BYTES:
                     self.flush()
 
@@ -104,12 +107,15 @@ class _PageWriter:
 
     def flush(self) -> None:
         if self._page:
-            self.checksums.append(zlib.crc32(self._page))
             with memoryview(self._page) as page:
-                done = 0
-                while done < len(page):
-                    done += os.write(self._fd, page[done:])
+                self._write_page(page)
             self._page.clear()
+
+    def _write_page(self, page: memoryview) -> None:
+        self.checksums.append(zlib.crc32(page))
+        done = 0
+        while done < len(page):
+            done += os.write(self._fd, page[done:])
 
 
 def _placed(entries: Sequence[TensorEntry], start: Bytes) -> tuple[tuple[TensorEntry, ...], Bytes]:
