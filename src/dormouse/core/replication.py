@@ -5,9 +5,9 @@
 ``late``: Torpor's late binding (ATC'25, Algorithm 1): whenever it waits for a busy device and another is idle; from
 device to device where there is a way, else from host memory; making room as any load does.
 
-``worthwhile``: the smallest rule that uses idle devices. The most urgent request that waits for a busy device is worth a copy from there to an idle one if it would miss its
-deadline where it waits, or if the wait is long beside the copy. Nothing makes room for a replica: it takes memory that
-is free, and leaves like any other when somebody needs it.
+``worthwhile``: the smallest rule that uses idle devices. The most urgent request that waits for a busy device is worth
+a copy from there to an idle one if it would miss its deadline where it waits, or if the wait is long beside the copy.
+Nothing makes room for a replica: it takes memory that is free, and leaves like any other when somebody needs it.
 """
 
 from collections.abc import Callable
