@@ -341,7 +341,7 @@ class BusyHistories(Histories):
 
     @initialize(policy=st.sampled_from(["edf", "fifo"]), batches=st.lists(BATCHES, min_size=5, max_size=5))
     def begin(self, policy: str, batches: list[Batch]) -> None:
-        self.start(40, policy)
+        self.start(40, policy, last=False, furnished=False)
         for executor in EXECUTORS:
             self.join(executor, 3)
         for function, batch in zip(FUNCTIONS, batches, strict=False):
