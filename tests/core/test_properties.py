@@ -1,12 +1,14 @@
 """Random histories: whatever happens in whatever order, the books balance and every request ends exactly once."""
 
 from itertools import permutations
+from typing import TypeAlias
 
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dormouse.core.eviction import EVICTION
 from dormouse.core.messages import (
     Acknowledge,
     Cancel,
@@ -37,6 +39,9 @@ from dormouse.core.messages import (
     TimerFired,
     UnloadRequested,
 )
+from dormouse.core.placement import PLACEMENT
+from dormouse.core.queueing import QUEUEING
+from dormouse.core.replication import REPLICATION
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import (
     Batch,
@@ -77,18 +82,33 @@ SPECS = st.builds(
 )
 
 
+Chosen: TypeAlias = tuple[str, str, str, str, bool, int]
+POLICIES = st.tuples(
+    st.sampled_from(sorted(QUEUEING)),
+    st.sampled_from(sorted(PLACEMENT)),
+    st.sampled_from(sorted(EVICTION)),
+    st.sampled_from(sorted(REPLICATION)),
+    st.booleans(),
+    st.sampled_from([0, 50]),
+)
+"""Queueing, placement, eviction, replication; whether devices load ahead; the window of the SLO."""
+
+
 class Histories(RuleBasedStateMachine):
     """The world outside the core: clients, two devices, a host store, an administrator, and a clock."""
 
-    @initialize(
-        host=st.integers(8, 40), policy=st.sampled_from(["edf", "fifo"]), last=st.booleans(), furnished=st.booleans()
-    )
-    def start(self, host: int, policy: str, last: bool, furnished: bool) -> None:
+    @initialize(host=st.integers(8, 40), policies=POLICIES, last=st.booleans(), furnished=st.booleans())
+    def start(self, host: int, policies: Chosen, last: bool, furnished: bool) -> None:
         self.settings = Settings(
             host_capacity_bytes=host,
             host_page_bytes=PAGE,
             host_is_last=last,
-            queueing=policy,
+            queueing=policies[0],
+            placement=policies[1],
+            eviction=policies[2],
+            replication=policies[3],
+            load_ahead=policies[4],
+            slo_window_ns=policies[5],
             queue_length=12,
             executor_grace_ns=50,
             command_window_ns=1000,
@@ -339,9 +359,9 @@ class Histories(RuleBasedStateMachine):
 class BusyHistories(Histories):
     """The same world in the midst of its work: two devices, five small functions in host memory, and much is asked."""
 
-    @initialize(policy=st.sampled_from(["edf", "fifo"]), batches=st.lists(BATCHES, min_size=5, max_size=5))
-    def begin(self, policy: str, batches: list[Batch]) -> None:
-        self.start(40, policy, last=False, furnished=False)
+    @initialize(policies=POLICIES, batches=st.lists(BATCHES, min_size=5, max_size=5))
+    def begin(self, policies: Chosen, batches: list[Batch]) -> None:
+        self.start(40, policies, last=False, furnished=False)
         for executor in EXECUTORS:
             self.join(executor, 3)
         for function, batch in zip(FUNCTIONS, batches, strict=False):
