@@ -99,7 +99,7 @@ def is_heavy(state: State, function: Function) -> bool:
     """By measured times; one whose computing time is not known yet counts as heavy."""
     if not function.lead.known:
         return True
-    load_ns = function.spec.image_bytes * 1_000_000_000 // state.settings.topology.host_bytes_per_s
+    load_ns = function.spec.image_bytes * 1_000_000_000 // state.settings.topology.host_rate_of_all
     return load_ns * 100 >= function.lead.computing_ns * HEAVY_PERCENT
 
 
@@ -108,8 +108,8 @@ CONSIDERED = 64
 
 
 def least_missed(state: State, executor: Executor, incoming: Function, now: Ns) -> tuple[FunctionId, ...] | None:
-    """Ours: those first whose going costs least, by byte: the rate at which they are asked, and what a miss then costs
-    beyond a hit. Another replica makes a miss cheap."""
+    """Ours: those first whose going costs least, by byte: how often they are asked, and what a miss then costs beyond a
+    hit. Another replica makes a miss cheap."""
     needed = executor.region_bytes(incoming.spec) - executor.free_bytes
     if needed <= 0:
         return ()
@@ -119,12 +119,20 @@ def least_missed(state: State, executor: Executor, incoming: Function, now: Ns) 
     return smallest_prefix(chain(weighed, candidates), needed)
 
 
+DISTURBED = 2
+"""A load may take so many times as long as alone, if others load too."""
+BROKEN_PROMISE = 10
+"""A miss that may break the deadline counts as so many deadlines of delay."""
+
+
 def miss_cost(state: State, function: Function, now: Ns) -> int:
-    """Of one byte for one second, in parts that mean nothing but compare."""
-    load_ns = function.spec.image_bytes * 1_000_000_000 // state.settings.topology.host_bytes_per_s
+    """Of going without one byte, in parts that mean nothing but compare: the rate of requests, times the delay."""
+    load_ns = function.spec.image_bytes * 1_000_000_000 // state.settings.topology.host_rate_of_all
     computing_ns = function.lead.computing_ns if function.lead.known else 0
     # The link is taken for as long as the load takes, even where computing hides it from the request.
     delay_ns = max(load_ns - computing_ns, load_ns // 4)
+    if DISTURBED * load_ns + computing_ns > function.spec.slo.deadline_ns:
+        delay_ns += BROKEN_PROMISE * function.spec.slo.deadline_ns
     replicas = len(function.residencies)
     return delay_ns * 1_000_000 // (function.rhythm.gap_ns(now) * replicas) * 1_000_000 // function.spec.image_bytes
 

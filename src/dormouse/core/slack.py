@@ -28,4 +28,4 @@ def needs_ns(state: State, function: Function) -> Ns:
     computing_ns = function.lead.computing_ns if function.lead.known else 0
     if function.residencies:
         return computing_ns
-    return max(computing_ns, function.spec.image_bytes * 1_000_000_000 // state.settings.topology.host_bytes_per_s)
+    return max(computing_ns, function.spec.image_bytes * 1_000_000_000 // state.settings.topology.host_rate_of_all)

@@ -163,6 +163,11 @@ class Topology(Struct, frozen=True):
         """Bytes a second from host memory over the device's own link."""
         return next((link.bytes_per_s for link in self.links if link.device == device), self.host_bytes_per_s)
 
+    @property
+    def host_rate_of_all(self) -> int:
+        """Where it does not matter over which link: of the slowest that was measured."""
+        return min((link.bytes_per_s for link in self.links), default=self.host_bytes_per_s)
+
     def neighbours(self, device: DeviceId) -> tuple[DeviceId, ...]:
         """Other devices behind the same switch."""
         return tuple(other for switch in self.switches if device in switch for other in switch if other != device)
