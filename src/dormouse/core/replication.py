@@ -73,17 +73,29 @@ def _fastest_source(state: State, idle: Executor, function: Function) -> Executo
 
 
 def _help_out(turn: Turn, idle: Executor) -> None:
+    _help_where_it_pays(turn, idle, makes_room=False)
+
+
+def _help_out_and_make_room(turn: Turn, idle: Executor) -> None:
+    _help_where_it_pays(turn, idle, makes_room=True)
+
+
+def _help_where_it_pays(turn: Turn, idle: Executor, *, makes_room: bool) -> None:
     state = turn.state
     if not idle.routes:
         return
     for busy in state.executors.values():
-        name = None if busy.executing is None else busy.ready.first()
-        function = None if name is None else state.functions[name]
+        function = None if busy.executing is None else turn.most_urgent(busy.ready)
         took_ns = None if function is None else _copy_ns(turn, idle, function, busy)
         if function is None or took_ns is None:
             continue
         at_ns = max(_worthwhile_at(state, busy, function, took_ns, turn.now), function.plain_until_ns)
         if at_ns <= turn.now:
+            victims = turn.policies.eviction(state, idle, function, turn.now)
+            if victims is None or (victims and not makes_room):
+                continue
+            for victim in victims:
+                turn.evict(state.functions[victim], idle)
             turn.load(function, idle, source=busy.id)
             return
         if state.replicate_at_ns is None or at_ns < state.replicate_at_ns:
@@ -92,9 +104,7 @@ def _help_out(turn: Turn, idle: Executor) -> None:
 
 def _copy_ns(turn: Turn, idle: Executor, function: Function, source: Executor) -> Ns | None:
     """How long a copy would take; None if there can or need be none."""
-    coming = idle.id in function.residencies or function.is_arriving or function.spec.pin is Pin.DEVICE
-    room = idle.region_bytes(function.spec) <= idle.free_bytes
-    if coming or not room:
+    if idle.id in function.residencies or function.is_arriving or function.spec.pin is Pin.DEVICE:
         return None
     return peer_ns(turn.state, idle, function, source)
 
@@ -129,4 +139,5 @@ REPLICATION: dict[str, Callable[[Turn, Executor], None]] = {
     "none": _never,
     "late": _bind_late,
     "worthwhile": _help_out,
+    "worthwhile-evicting": _help_out_and_make_room,
 }

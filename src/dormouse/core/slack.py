@@ -1,26 +1,41 @@
 """Our own order of work: by the latest moment at which a request can begin and still be in time.
 
 That moment counts what its function takes: computing, and loading where it is on no device. A request whose moment has
-passed is late whatever is done, so it goes behind all that can still be in time: under overload one late request would
-otherwise make the next one late, and so on for ever. But it is not forgotten: after a few times its own deadline it
-stands with the others again.
+passed is late whatever is done, so it goes behind all that can still be in time, of its own function and of others:
+under overload one late request would otherwise make the next one late, and so on for ever. It is served when nothing
+else waits, or refused when its timeout has come.
 """
+
+from itertools import islice
 
 from dormouse.core.ready import Key
 from dormouse.core.state import Function, Request, State
 from dormouse.core.types import Ns
 
-PATIENCE = 10
-"""So many times as long as it was given does a late request stand behind the others."""
+LOOK_AHEAD = 32
+"""Of a long queue so many requests are looked at for one that can be in time."""
 
 
 def slack_key(state: State, function: Function, request: Request, now: Ns) -> Key:
     """By priority; then what can be in time before what cannot; then by the latest beginning."""
     latest_ns = request.deadline_ns - needs_ns(state, function)
-    given_ns = request.deadline_ns - request.arrived_ns
-    if now <= latest_ns or now > request.arrived_ns + PATIENCE * given_ns:
+    if now <= latest_ns:
         return (request.priority * 2, latest_ns, request.id)
     return (request.priority * 2 + 1, request.deadline_ns, request.id)
+
+
+def step_aside(state: State, function: Function, now: Ns) -> None:
+    """Let late requests at the head of a function's queue go to its end, if one behind them can be in time."""
+    needs = needs_ns(state, function)
+    late = []
+    for request in islice(function.queue.values(), LOOK_AHEAD):
+        if now + needs <= request.deadline_ns:
+            break
+        late.append(request.id)
+    else:
+        return
+    for name in late:
+        function.queue.move_to_end(name)
 
 
 def needs_ns(state: State, function: Function) -> Ns:

@@ -106,9 +106,15 @@ class Turn:
         return True
 
     def _wait_in(self, queue: ReadyQueue, function: Function) -> None:
+        self._put(queue, function)
+        function.waits_in.append(queue)
+
+    def _put(self, queue: ReadyQueue, function: Function) -> None:
+        arrange = self.policies.queueing.arrange
+        if arrange is not None:
+            arrange(self.state, function, self.now)
         head = function.head
         queue.put(function.id, LAST if head is None else self.key_of(function, head))
-        function.waits_in.append(queue)
 
     def key_of(self, function: Function, head: Request) -> Key:
         """Where a function stands in the order of work now."""
@@ -118,14 +124,12 @@ class Turn:
         """Who is first in a queue now; where keys change with time, those that were first are looked at again."""
         while (name := queue.first()) is not None:
             function = self.state.functions[name]
-            head = function.head
-            if (
-                head is None
-                or not self.policies.queueing.passing
-                or queue.keys[name] == (now := self.key_of(function, head))
-            ):
+            if not function.queue or not self.policies.queueing.passing:
                 return function
-            queue.put(name, now)
+            known = queue.keys[name]
+            self._put(queue, function)
+            if queue.keys[name] == known:
+                return function
         return None
 
     # ------------------------------------------------------------------ commands to executors
@@ -358,7 +362,11 @@ class Turn:
             timeouts[:] = [entry for entry in timeouts if entry[1] in requests]
             heapify(timeouts)
         # Else it waits already, for the sake of its first request, and not for company.
-        if len(function.queue) == 1 or function.gathers_until_ns is not None:
+        if (
+            len(function.queue) == 1
+            or function.gathers_until_ns is not None
+            or self.policies.queueing.arrange is not None
+        ):
             self.settle(function)
 
     def requeue(self, request: Request, reason: Reason, message: str) -> None:
