@@ -27,31 +27,39 @@ class Recent:
     """``window_ns`` 0: nothing is ever forgotten."""
 
     window_ns: Ns = 0
-    _parts: dict[int, Sums] = field(default_factory=dict)
     _total: Sums = field(default_factory=Sums)
+    _parts: dict[int, Sums] = field(default_factory=dict)
+    _part: Sums = field(default_factory=Sums)
+    """The one that counts now; it ends at ``_ends_ns``."""
+    _ends_ns: Ns = 0
 
     def ended(self, now: Ns, latency_ns: Ns, *, in_time: bool) -> None:
         """A request was answered or refused."""
-        self._forget(now)
-        for sums in (self._total, self._part(now)) if self.window_ns else (self._total,):
-            sums.requests += 1
-            sums.in_time += in_time
-            sums.latency_ns += latency_ns
+        if self.window_ns:
+            if now >= self._ends_ns:
+                self._turn(now)
+            part = self._part
+            part.requests += 1
+            part.in_time += in_time
+            part.latency_ns += latency_ns
+        total = self._total
+        total.requests += 1
+        total.in_time += in_time
+        total.latency_ns += latency_ns
 
     def sums(self, now: Ns) -> Sums:
         """Of the window that ends now."""
-        self._forget(now)
+        if self.window_ns and now >= self._ends_ns:
+            self._turn(now)
         return self._total
 
-    def _part(self, now: Ns) -> Sums:
-        return self._parts.setdefault(now * PARTS // self.window_ns, Sums())
-
-    def _forget(self, now: Ns) -> None:
-        if not self.window_ns or not self._parts:
-            return
-        oldest = now * PARTS // self.window_ns - PARTS + 1
-        for number in [number for number in self._parts if number < oldest]:
-            old = self._parts.pop(number)
-            self._total.requests -= old.requests
-            self._total.in_time -= old.in_time
-            self._total.latency_ns -= old.latency_ns
+    def _turn(self, now: Ns) -> None:
+        """Begin the next part, and forget those that the window has left behind."""
+        number = now * PARTS // self.window_ns
+        self._ends_ns = -(-(number + 1) * self.window_ns // PARTS)
+        for old in [part for part in self._parts if part <= number - PARTS]:
+            gone = self._parts.pop(old)
+            self._total.requests -= gone.requests
+            self._total.in_time -= gone.in_time
+            self._total.latency_ns -= gone.latency_ns
+        self._part = self._parts[number] = Sums()
