@@ -8,6 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dormouse.core.binding import BINDING
 from dormouse.core.eviction import EVICTION
 from dormouse.core.messages import (
     Acknowledge,
@@ -82,7 +83,7 @@ SPECS = st.builds(
 )
 
 
-Chosen: TypeAlias = tuple[str, str, str, str, bool, int]
+Chosen: TypeAlias = tuple[str, str, str, str, bool, int, str]
 POLICIES = st.tuples(
     st.sampled_from(sorted(QUEUEING)),
     st.sampled_from(sorted(PLACEMENT)),
@@ -90,8 +91,9 @@ POLICIES = st.tuples(
     st.sampled_from(sorted(REPLICATION)),
     st.booleans(),
     st.sampled_from([0, 50]),
+    st.sampled_from(BINDING),
 )
-"""Queueing, placement, eviction, replication; whether devices load ahead; the window of the SLO."""
+"""Queueing, placement, eviction, replication; whether devices load ahead; the window of the SLO; binding."""
 
 
 class Histories(RuleBasedStateMachine):
@@ -109,6 +111,7 @@ class Histories(RuleBasedStateMachine):
             replication=policies[3],
             load_ahead=policies[4],
             slo_window_ns=policies[5],
+            binding=policies[6],
             queue_length=12,
             executor_grace_ns=50,
             command_window_ns=1000,

@@ -3,13 +3,18 @@
 import gzip
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from dormouse.core.messages import Command, Event, Reply
+from dormouse.core.types import FunctionId, Settings
 from dormouse.errors import ConfigurationFault
 from dormouse.sim import scenario, traces
 from dormouse.sim.capacity import largest_compliant
 from dormouse.sim.outcome import outcome_of
+from dormouse.sim.presets import MACHINES, PAPER_MODELS
+from dormouse.sim.world import World
 
 TEXT = """
 seed = 3
@@ -51,6 +56,41 @@ def test_a_scenario_becomes_a_world_and_an_outcome(tmp_path: Path) -> None:
     assert outcome.requests == pytest.approx(600, rel=0.3)
     assert outcome.in_time + (outcome.requests - outcome.in_time) == outcome.requests
     assert sum(row.requests for row in outcome.paths.values()) == outcome.requests - outcome.refused
+
+
+def test_a_scenario_may_begin_warm_and_with_one_queue(tmp_path: Path) -> None:
+    text = TEXT + 'warm = true\n[policies]\nbinding = "late"\n'
+    world = scenario.world_of(scenario.read(written(tmp_path, text)))
+    assert outcome_of(world.core.state, world.now).requests == 0
+    assert all(function.residencies for function in world.core.state.functions.values())
+
+
+TABLE_4 = {
+    "resnet-50": (9, 13, 11),
+    "resnet-101": (14, 22, 16),
+    "resnet-152": (17, 25, 20),
+    "densenet-169": (25, 27, 26),
+    "densenet-201": (28, 30, 30),
+    "inception-v3": (14, 17, 16),
+    "efficientnet": (12, 13, 13),
+    "bert-qa": (43, 144, 45),
+}
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_alone_the_models_of_the_paper_take_what_its_table_4_says(name: str) -> None:
+    machine = msgspec.structs.replace(MACHINES["v100x4"], hop_ns=0)
+    settings = Settings(machine.host_bytes, binding="late", placement="torpor", topology=scenario.topology_of(machine))
+    took_ms: dict[int, float] = {}
+
+    def watch(_: int, __: Event, commands: list[Command]) -> None:
+        took_ms.update({c.request: c.device_ns / 1e6 for c in commands if isinstance(c, Reply)})
+
+    functions = [(FunctionId(f"f{number}/1"), PAPER_MODELS[name]) for number in range(2)]
+    world = World(machine, settings, functions, watch=watch)
+    # Cold; resident; the other one takes the device; from there to its neighbour over NVLink.
+    world.run(iter([(0, 0), (10**9, 0), (2 * 10**9, 1), (2 * 10**9 + 1, 0)]))
+    assert [took_ms[request] for request in (2, 1, 4)] == pytest.approx(TABLE_4[name], abs=1.0)
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

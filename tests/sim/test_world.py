@@ -57,6 +57,28 @@ def test_a_first_request_takes_hops_copy_and_tail_a_second_only_hops_and_computi
     assert second == pytest.approx(10 + 2 * 0.05, abs=0.001)
 
 
+def test_a_warm_world_has_images_where_they_were_used_and_no_history() -> None:
+    world, recorder = world_of()
+    world.warm()
+    functions = list(world.core.state.functions.values())
+    assert [f.ledger.requests for f in functions] == [f.recent.sums(world.now).requests for f in functions] == [0, 0, 0]
+    assert sum(bool(f.residencies) for f in functions) == 2, "as many as fit"
+    (resident,) = [f.id for f in functions[-1:]]
+    began_ns = world.now
+    world.run(at((0, world.functions.index(resident))))
+    assert latencies(recorder)[-1] == pytest.approx(10 + 2 * 0.05, abs=0.001)
+    assert world.now - began_ns < SECOND_NS
+
+
+def test_a_run_that_begins_on_what_has_come_takes_longer_than_one_that_finds_everything() -> None:
+    device = Device("gpu:0", 96 * MIB, 100 * GB, chunk_bytes=2 * MIB)
+    model = Model("m", 40 * MIB, 10 * MS_NS, 0, Slo(), streamed_ns=12 * MS_NS)
+    recorder = Recorder()
+    world = World(Machine((device,), hop_ns=0), Settings(GB), [(FunctionId("f/1"), model)], watch=recorder)
+    world.run(at((0, 0), (500, 0)))
+    assert latencies(recorder) == [12.0, 10.0]
+
+
 def test_a_function_that_must_make_room_evicts_and_is_answered() -> None:
     world, recorder = world_of()
     world.run(at((0, 0), (500, 1), (1000, 2), (1500, 0)))

@@ -7,6 +7,7 @@ one runs; a function that is resident never waits behind one that is still arriv
 from dormouse.core.admission import larger_than_devices, larger_than_host
 from dormouse.core.ahead import may_queue_behind
 from dormouse.core.batching import company
+from dormouse.core.binding import bind_late
 from dormouse.core.eviction import images_to_drop, residents_to_bring_home, want_of
 from dormouse.core.operations import depart, evict_everywhere, give_up
 from dormouse.core.replication import replicate
@@ -21,6 +22,17 @@ def dispatch(turn: Turn) -> None:
         depart(turn)
     if state.cold.keys:
         read_images(turn)
+    if turn.policies.one_queue:
+        bind_late(turn)
+    else:
+        _fill_lanes(turn)
+    state.stirred.clear()
+    if state.leaving:
+        depart(turn)
+
+
+def _fill_lanes(turn: Turn) -> None:
+    state = turn.state
     if state.stirred:
         for executor in _stirred(state):
             _fill_lane(turn, executor)
@@ -33,9 +45,6 @@ def dispatch(turn: Turn) -> None:
             # On the layers that have come so far; it waits for the others as it reaches them.
             if executor.executing is None and (function := turn.most_urgent(executor.arriving)) is not None:
                 _execute(turn, function, executor)
-        state.stirred.clear()
-    if state.leaving:
-        depart(turn)
 
 
 def _stirred(state: State) -> list[Executor]:

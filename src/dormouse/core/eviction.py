@@ -2,8 +2,8 @@
 
 A policy names victims, or answers None: "cannot now". That it cannot is remembered (``Executor.full_for``), so a policy
 may depend on nothing but the executor, the functions that are resident there, and the incoming function's first request
-and whether that is late. Victims are never in use: running, loading, the source of a
-copy, pinned to the tier, or with queued work that would bring them straight back. The one exception to the last is
+and whether that is late, and on the time in steps of two seconds. Victims are never in use: running, loading, the
+source of a copy, pinned to the tier, or with queued work that would bring them straight back. The one exception to the last is
 maximum wait: a request that is past its own deadline may displace idle functions whose work is less urgent.
 """
 
@@ -17,10 +17,16 @@ from dormouse.core.types import Bytes, FunctionId, Ns, Pin
 Eviction: TypeAlias = Callable[[State, Executor, Function, Ns], tuple[FunctionId, ...] | None]
 
 
+KEEP_ALIVE_CHECK_NS: Ns = 2_000_000_000
+"""Keep-alives are looked at so often, as in Torpor's artifact."""
+
+
 def want_of(incoming: Function, now: Ns) -> Want:
     """What the incoming function's claim to room depends on."""
-    head = incoming.head
-    return Want(incoming.id, None, False) if head is None else Want(incoming.id, head.id, head.deadline_ns < now)
+    head, look = incoming.head, now // KEEP_ALIVE_CHECK_NS
+    if head is None:
+        return Want(incoming.id, None, False, look)
+    return Want(incoming.id, head.id, head.deadline_ns < now, look)
 
 
 def yields(victim: Function, head: Request) -> bool:
@@ -80,16 +86,21 @@ def light_first(state: State, executor: Executor, incoming: Function, now: Ns) -
     """Torpor's (ATC'25, section on eviction; its artifact): light functions and those that have another replica first,
     in order of use; then, in the same order, the last replicas of heavy ones."""
     needed = executor.region_bytes(incoming.spec) - executor.free_bytes
-    protected: list[tuple[FunctionId, Bytes]] = []
-    others: list[tuple[FunctionId, Bytes]] = []
-    for name, size_bytes in _in_order_of_use(state, executor, incoming, now):
+    return smallest_prefix(_protected_last(state, _in_order_of_use(state, executor, incoming, now)), needed)
+
+
+def _protected_last(state: State, candidates: Iterable[tuple[FunctionId, Bytes]]) -> Iterator[tuple[FunctionId, Bytes]]:
+    protected = []
+    for name, size_bytes in candidates:
         function = state.functions[name]
-        spared = is_heavy(state, function) and len(function.residencies) == 1
-        (protected if spared else others).append((name, size_bytes))
-    return smallest_prefix(others + protected, needed)
+        if len(function.residencies) == 1 and is_heavy(state, function):
+            protected.append((name, size_bytes))
+        else:
+            yield name, size_bytes
+    yield from protected
 
 
-HEAVY_PERCENT = 80
+HEAVY_PERCENT = 90
 """A function whose load takes at least so much of its computing time is noticeably slower when it is swapped in: what
 is copied can no longer hide behind what is computed. Of the paper's eight models that puts the ResNets and BERT on one
 side, as its artifact does."""
@@ -101,6 +112,21 @@ def is_heavy(state: State, function: Function) -> bool:
         return True
     load_ns = function.spec.image_bytes * 1_000_000_000 // state.settings.topology.host_rate_of_all
     return load_ns * 100 >= function.lead.computing_ns * HEAVY_PERCENT
+
+
+def never(state: State, executor: Executor, incoming: Function, now: Ns) -> tuple[FunctionId, ...] | None:
+    """Who has come stays, as where every function holds a device's memory for good."""
+    del state, now
+    return () if executor.region_bytes(incoming.spec) <= executor.free_bytes else None
+
+
+def past_keep_alive(state: State, executor: Executor, incoming: Function, now: Ns) -> tuple[FunctionId, ...] | None:
+    """INFless's (ASPLOS'22): only functions that have not been asked for longer than 99 % of their gaps last."""
+    needed = executor.region_bytes(incoming.spec) - executor.free_bytes
+    looked_ns = now - now % KEEP_ALIVE_CHECK_NS
+    candidates = _in_order_of_use(state, executor, incoming, now)
+    over = ((name, size) for name, size in candidates if state.functions[name].rhythm.is_over(looked_ns))
+    return smallest_prefix(over, needed)
 
 
 CONSIDERED = 64
@@ -137,7 +163,13 @@ def miss_cost(state: State, function: Function, now: Ns) -> int:
     return delay_ns * 1_000_000 // (function.rhythm.gap_ns(now) * replicas) * 1_000_000 // function.spec.image_bytes
 
 
-EVICTION: dict[str, Eviction] = {"lru": least_recently_used, "torpor": light_first, "least-missed": least_missed}
+EVICTION: dict[str, Eviction] = {
+    "lru": least_recently_used,
+    "torpor": light_first,
+    "least-missed": least_missed,
+    "keep-alive": past_keep_alive,
+    "never": never,
+}
 
 
 def is_dispensable(function: Function) -> bool:

@@ -28,6 +28,7 @@ def deployed(turn: Turn, event: FunctionDeployed) -> None:
         turn.acknowledge([event.operation], refusal.reason, refusal.message)
         return
     state.functions[function.id] = function
+    function.number, state.deployed = state.deployed, state.deployed + 1
     if function.spec.pin is not Pin.NONE:
         state.pinned_host_bytes += function.host_bytes
     if not event.available:

@@ -95,4 +95,16 @@ def anywhere(state: State, function: Function) -> Sequence[Executor]:
     )
 
 
-PLACEMENT: dict[str, Placement] = {"least-displacing": least_displacing, "torpor": torpor, "random": anywhere}
+def bound(state: State, function: Function) -> Sequence[Executor]:
+    """Early binding: each function has one device for good, dealt to them in the order of deployment."""
+    executors = list(state.executors.values())
+    own = executors[function.number % len(executors)] if executors else None
+    return [executor for executor in able(state, function) if executor is own]
+
+
+PLACEMENT: dict[str, Placement] = {
+    "least-displacing": least_displacing,
+    "torpor": torpor,
+    "random": anywhere,
+    "bound": bound,
+}

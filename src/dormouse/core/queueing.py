@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dormouse.core.ready import Key
-from dormouse.core.rrc import artifact_key, paper_key, regroup
+from dormouse.core.rrc import artifact_key, paper_key, regroup, regroup_fixed
 from dormouse.core.slack import slack_key, step_aside
 from dormouse.core.state import Function, Request, State
 from dormouse.core.types import Ns
@@ -51,5 +51,6 @@ QUEUEING: dict[str, Queueing] = {
     "fifo": Queueing(first_come),
     "torpor": Queueing(artifact_key, refresh=regroup, refresh_ns=REGROUP_NS),
     "torpor-paper": Queueing(paper_key, refresh=regroup, refresh_ns=REGROUP_NS),
+    "torpor-fixed": Queueing(paper_key, refresh=regroup_fixed, refresh_ns=2 * REGROUP_NS),
     "slack": Queueing(slack_key, passing=True, arrange=step_aside),
 }

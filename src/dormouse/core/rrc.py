@@ -14,7 +14,7 @@ starve.
 from dormouse.core.groups import PPM
 from dormouse.core.ready import Key
 from dormouse.core.state import Function, Request, State
-from dormouse.core.types import Ns
+from dormouse.core.types import FunctionId, Ns
 
 UPDATES_PER_ADAPTATION = 20
 RISE_PPM, FALL_PPM = 40_000, -40_000
@@ -58,7 +58,18 @@ def regroup(state: State, now: Ns) -> None:
     groups.updates += 1
     if groups.updates % UPDATES_PER_ADAPTATION == 0:
         _adapt(state, now)
-    metrics = sorted((artifact_metric(function, now), function.id) for function in state.functions.values())
+    _split(state, [(artifact_metric(function, now), function.id) for function in state.functions.values()])
+
+
+def regroup_fixed(state: State, now: Ns) -> None:
+    """The same by RRC alone and with a threshold that stays where the settings put it, as in the authors' simulator."""
+    state.groups.alpha_ppm = state.settings.alpha_ppm
+    _split(state, [(behind(function, now), function.id) for function in state.functions.values()])
+
+
+def _split(state: State, metrics: list[tuple[int, FunctionId]]) -> None:
+    groups = state.groups
+    metrics.sort()
     budget = sum(metric for metric, _ in metrics if metric > 0) * groups.alpha_ppm // PPM
     groups.low.clear()
     spent = 0

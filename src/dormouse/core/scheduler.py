@@ -5,6 +5,7 @@ from typing import Any
 
 from dormouse.core import executors, operations, requests
 from dormouse.core.admission import Refusal, refuse_function
+from dormouse.core.binding import LANES, LATE
 from dormouse.core.dispatch import dispatch
 from dormouse.core.eviction import EVICTION
 from dormouse.core.messages import (
@@ -38,6 +39,10 @@ from dormouse.core.ready import ReadyQueue
 from dormouse.core.state import State, new_function
 from dormouse.core.turn import Policies, Turn
 from dormouse.core.types import FunctionSpec, Ns, Settings
+
+
+def _one_queue(binding: str) -> bool:
+    return {LANES: False, LATE: True}[binding]
 
 
 def _timer_fired(turn: Turn, _: TimerFired) -> None:
@@ -74,7 +79,12 @@ class Scheduler:
     def __init__(self, settings: Settings) -> None:
         """Policies are chosen by name in the settings; an unknown name is a KeyError."""
         self.state = State(settings, homeless=ReadyQueue(), cold=ReadyQueue())
-        policies = Policies(QUEUEING[settings.queueing], PLACEMENT[settings.placement], EVICTION[settings.eviction])
+        policies = Policies(
+            QUEUEING[settings.queueing],
+            PLACEMENT[settings.placement],
+            EVICTION[settings.eviction],
+            _one_queue(settings.binding),
+        )
         self._turn = Turn(self.state, policies)
 
     def handle(self, now: Ns, event: Event) -> list[Command]:

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from dormouse.core.groups import Groups
 from dormouse.core.lead import Lead
-from dormouse.core.ledger import Ledger
+from dormouse.core.ledger import Histogram, Ledger
 from dormouse.core.messages import Execute, ExecutorCommand
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.recent import Recent
@@ -226,6 +226,10 @@ ON_THE_WAY = (ResidencyState.LOADING, ResidencyState.ARRIVING, ResidencyState.ST
 """While it is in one of these, its load has not ended: a copy lane is taken, and a source is read."""
 
 
+AT_REST = (ResidencyState.RESIDENT, ResidencyState.EVICTING)
+"""Nothing is under way for any request."""
+
+
 def step(table: Mapping[tuple[S, C], S], state: S, change: C) -> S:
     """The state after a change. A change that its table does not know is a bug."""
     after = table.get((state, change))
@@ -287,6 +291,8 @@ class Function:
     spec: FunctionSpec
     host_bytes: Bytes
     """Whole pages."""
+    number: int = 0
+    """The how manieth it was that was deployed, from 0."""
     service: Service = Service.ADMITTING
     image: ImageState = ImageState.DISK
     parking: bool = False
@@ -333,6 +339,11 @@ class Function:
         return any(residency.state in ON_THE_WAY for residency in self.residencies.values())
 
     @property
+    def is_engaged(self) -> bool:
+        """Whether a device runs it or loads it."""
+        return any(residency.state not in AT_REST for residency in self.residencies.values())
+
+    @property
     def is_source_of_a_copy(self) -> bool:
         """Whether its image in host memory is being read."""
         return any(r.state in ON_THE_WAY and not r.by_peer for r in self.residencies.values())
@@ -351,7 +362,8 @@ class Function:
 
 def new_function(spec: FunctionSpec, settings: Settings) -> Function:
     host_bytes = round_up(spec.image_bytes, settings.host_page_bytes)
-    return Function(spec.id, spec, host_bytes, recent=Recent(settings.slo_window_ns))
+    rhythm = Rhythm(gaps=Histogram() if settings.eviction == "keep-alive" else None)
+    return Function(spec.id, spec, host_bytes, recent=Recent(settings.slo_window_ns), rhythm=rhythm)
 
 
 class Want(NamedTuple):
@@ -361,6 +373,8 @@ class Want(NamedTuple):
     head: RequestId | None
     late: bool
     """Past its deadline: it may displace functions with queued work."""
+    look: int
+    """Number of the last look at how long functions have been silent."""
 
 
 @dataclass(slots=True)
@@ -414,10 +428,13 @@ class State:
 
     settings: Settings
     homeless: ReadyQueue
-    """Functions in host memory that are wanted on a device and are on none."""
+    """Functions in host memory that are wanted on a device and are on none; where one queue serves all devices
+    (``core/binding``), every function that has work and whose work is not under way."""
     cold: ReadyQueue
     """Functions on disk that are wanted."""
     functions: dict[FunctionId, Function] = field(default_factory=dict)
+    deployed: int = 0
+    """How many functions there have ever been."""
     executors: dict[ExecutorId, Executor] = field(default_factory=dict)
     requests: dict[RequestId, Request] = field(default_factory=dict)
     host_recency: OrderedDict[FunctionId, None] = field(default_factory=OrderedDict)

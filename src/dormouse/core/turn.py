@@ -59,6 +59,8 @@ class Policies:
     queueing: Queueing
     placement: Placement
     eviction: Eviction
+    one_queue: bool = False
+    """All devices are served from one queue; else each lane has its own."""
 
 
 @dataclass(slots=True)
@@ -78,7 +80,10 @@ class Turn:
             function.waits_in.clear()
         gathered_until_ns, function.gathers_until_ns = function.gathers_until_ns, None
         if function.residencies:
-            self._settle_on_devices(function, gathered_until_ns)
+            if not self.policies.one_queue:
+                self._settle_on_devices(function, gathered_until_ns)
+            elif function.queue and not function.is_engaged:
+                self._wait_in(self.state.homeless, function)
             if function.parking and function.image is ImageState.DISK:
                 self._wait_in(self.state.cold, function)
         elif (stands := standing(function)) is not NOTHING:
@@ -170,7 +175,7 @@ class Turn:
         function.from_disk = False
         self._borrow(function, executor, residency)
         latest, lead_ns = self.now + self.state.settings.command_window_ns, function.lead.lead_ns
-        if not self.state.settings.load_ahead:
+        if self.policies.one_queue or not self.state.settings.load_ahead:
             lead_ns = FOREVER_NS
         number = self.number()
         self._send(executor, Load(executor.id, number, function.id, path, self.now, latest, lead_ns, source, helpers))

@@ -186,7 +186,11 @@ class Settings(Struct, frozen=True):
     host_page_bytes: Bytes = 2 * 1024 * 1024
     host_is_last: bool = False
     """Images have no copy on disk: none leaves host memory but with its function."""
+    binding: str = "lanes"
+    """When a request gets its device (``core/binding``)."""
     queueing: str = "edf"
+    alpha_ppm: int = 1_000_000
+    """Where ``torpor-fixed`` queueing has its threshold: the share of all that is lacking which the high group may."""
     placement: str = "least-displacing"
     eviction: str = "lru"
     replication: str = "worthwhile"

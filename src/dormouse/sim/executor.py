@@ -232,7 +232,7 @@ class SimulatedExecutor:
         model = self.world.model_of(execution.command.function)
         end_ns = started_ns + model.resident_ns
         if arrival.ended_ns > started_ns:
-            end_ns = max(end_ns, arrival.ended_ns + model.tail_ns)
+            end_ns = max(end_ns, started_ns + model.streamed_ns, arrival.ended_ns + model.tail_ns)
         self._later(max(0, end_ns - self.world.now), lambda: self._end(execution, started_ns))
 
     def _end(self, execution: _Execution, started_ns: Ns) -> None:

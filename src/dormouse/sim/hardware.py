@@ -19,6 +19,8 @@ class Model(Struct, frozen=True):
     tail_ns: Ns
     """From the last byte's arrival to the answer, when it runs while it arrives."""
     slo: Slo
+    streamed_ns: Ns = 0
+    """One execution that begins before all of the image is there, if it never has to wait for a byte; 0: as any."""
     build_ns: Ns = 0
     """Before the first load on a device."""
     pin: Pin = Pin.NONE

@@ -1,5 +1,6 @@
 """What must hold after every event (design, section 9), recomputed from the records alone."""
 
+from dormouse.core.binding import LATE, is_idle
 from dormouse.core.placement import Standing, standing
 from dormouse.core.state import Executor, ImageState, Request, RequestState, ResidencyState, State
 from dormouse.core.types import Pin
@@ -12,6 +13,7 @@ HOLDS_CHUNKS = {
     ResidencyState.RUNNING,
     ResidencyState.BROKEN,
 }
+IN_USE = (ResidencyState.RUNNING, ResidencyState.STREAMING, ResidencyState.FAILING)
 COPIES = {ResidencyState.LOADING, ResidencyState.ARRIVING, ResidencyState.STREAMING, ResidencyState.BROKEN}
 
 
@@ -81,10 +83,13 @@ def check_requests(state: State) -> None:
 def check_waiting(state: State) -> None:
     """Every function is in the queues where its next step is decided, and in no other."""
     homeless, cold = set(), set()
+    one_queue = state.settings.binding == LATE
     for function in state.functions.values():
         stands = Standing.NOTHING if function.residencies else standing(function)
         if function.parking and function.image is ImageState.DISK:
             stands = Standing.READ
+        if one_queue and function.residencies and function.queue and not function.is_engaged:
+            stands = Standing.LOAD
         homeless |= {function.id} if stands is Standing.LOAD else set()
         cold |= {function.id} if stands is Standing.READ else set()
     assert homeless == set(state.homeless.keys)
@@ -93,6 +98,9 @@ def check_waiting(state: State) -> None:
     for function in state.functions.values():
         until_ns = function.gathers_until_ns
         assert until_ns is None or (function.queue and (until_ns, function.id) in due)
+    if one_queue:
+        check_one_queue(state)
+        return
     for executor in state.executors.values():
         asked = {n: r.state for n, r in executor.recency.items() if state.functions[n].queue}
         resident = {n for n, s in asked.items() if s in (ResidencyState.RESIDENT, ResidencyState.RUNNING)}
@@ -101,13 +109,24 @@ def check_waiting(state: State) -> None:
         assert {n for n, s in asked.items() if s is ResidencyState.ARRIVING} == set(executor.arriving.keys)
 
 
+def check_one_queue(state: State) -> None:
+    """No lane has a queue of its own, and no device is idle beside work for what it holds."""
+    for executor in state.executors.values():
+        assert not executor.ready.keys and not executor.arriving.keys and executor.ahead is None
+        if is_idle(executor):
+            resident = {n for n, r in executor.recency.items() if r.state is ResidencyState.RESIDENT}
+            assert not resident & set(state.homeless.keys), "an idle device beside work that could run"
+    for function in state.functions.values():
+        runs = [r for r in function.residencies.values() if r.state in IN_USE]
+        assert len(runs) <= 1, f"{function.id} runs twice at a time"
+
+
 def check_executor(state: State, executor: Executor) -> None:
     used = sum(r.size_bytes for r in executor.recency.values() if r.state in HOLDS_CHUNKS)
     assert executor.free_bytes == executor.capacity_bytes - used >= 0
     copying = {n for n, r in executor.recency.items() if r.state in COPIES}
     assert copying == ({executor.copying} - {None})
-    in_use = (ResidencyState.RUNNING, ResidencyState.STREAMING, ResidencyState.FAILING)
-    running = {n for n, r in executor.recency.items() if r.state in in_use}
+    running = {n for n, r in executor.recency.items() if r.state in IN_USE}
     given = [command for command in (executor.executing, executor.ahead) if command is not None]
     assert executor.ahead is None or executor.executing is not None
     assert running == {command.function for command in given}

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from dormouse.core.binding import BINDING
 from dormouse.core.eviction import EVICTION
 from dormouse.core.placement import PLACEMENT
 from dormouse.core.queueing import QUEUEING
@@ -60,6 +61,7 @@ class FunctionsTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PoliciesTable(Struct, frozen=True, forbid_unknown_fields=True):
+    binding: str = Settings(1).binding
     queueing: str = Settings(1).queueing
     placement: str = Settings(1).placement
     eviction: str = Settings(1).eviction
@@ -80,6 +82,8 @@ class WorkloadTable(Struct, frozen=True, forbid_unknown_fields=True):
     burst_s: float = 2.0
     trace: str = ""
     scale: float = 1.0
+    warm: bool = False
+    """Every function is asked once before the run, which leaves no trace but where its image is."""
 
 
 class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,6 +137,7 @@ def _at(file: Path, text: str, key: str, said: str) -> str:
 
 
 _POLICIES: dict[str, Collection[str]] = {
+    "binding": BINDING,
     "queueing": QUEUEING,
     "placement": PLACEMENT,
     "eviction": EVICTION,
@@ -191,7 +196,7 @@ def _models(scenario: Scenario) -> dict[str, Model]:
             round(table.resident_ms * MS_NS),
             round(table.tail_ms * MS_NS),
             Slo(round(table.deadline_ms * MS_NS), round(table.percentile * 10_000)),
-            round(table.build_ms * MS_NS),
+            build_ns=round(table.build_ms * MS_NS),
         )
         for table in scenario.model
     }
@@ -223,7 +228,8 @@ def topology_of(machine: Machine) -> Topology:
         detour = min(rate, source.link_bytes_per_s) if machine.detours else 0
         pairs.append(Pair(DeviceId(source.name), DeviceId(destination.name), rate, detour))
     switches = [tuple(DeviceId(d.name) for d in machine.devices if d.uplink == name) for name in machine.uplinks]
-    return Topology(links=links, pairs=tuple(pairs), switches=tuple(switches))
+    slowest = min(device.link_bytes_per_s for device in machine.devices)
+    return Topology(slowest, links=links, pairs=tuple(pairs), switches=tuple(switches))
 
 
 def _so_many(devices: tuple[Device, ...], count: int) -> tuple[Device, ...]:
@@ -242,10 +248,11 @@ def functions_of(scenario: Scenario, count: int) -> list[tuple[FunctionId, Model
 
 
 def world_of(scenario: Scenario, *, functions: int | None = None, watch: Watcher | None = None) -> World:
-    """The world at its beginning: everything deployed, nothing asked."""
+    """The world at its beginning: everything deployed, nothing asked, or all of it once."""
     machine, policies = machine_of(scenario.machine), scenario.policies
     settings = Settings(
         host_capacity_bytes=machine.host_bytes,
+        binding=policies.binding,
         queueing=policies.queueing,
         placement=policies.placement,
         eviction=policies.eviction,
@@ -256,7 +263,10 @@ def world_of(scenario: Scenario, *, functions: int | None = None, watch: Watcher
         topology=topology_of(machine),
     )
     count = scenario.functions.count if functions is None else functions
-    return World(machine, settings, functions_of(scenario, count), watch=watch)
+    world = World(machine, settings, functions_of(scenario, count), watch=watch)
+    if scenario.workload.warm:
+        world.warm()
+    return world
 
 
 def arrivals_of(scenario: Scenario, directory: Path, *, functions: int | None = None) -> workload.Arrivals:

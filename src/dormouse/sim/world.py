@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
+from dormouse.core.groups import Groups
+from dormouse.core.ledger import Ledger
 from dormouse.core.messages import (
     Acknowledge,
     Cancel,
@@ -32,6 +34,7 @@ from dormouse.core.messages import (
     SetTimer,
     TimerFired,
 )
+from dormouse.core.recent import Recent
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import (
     Bytes,
@@ -111,6 +114,25 @@ class World:
             self.request(self.functions[number])
         while self._heap and self.core.state.requests:
             self._step()
+
+    def warm(self) -> None:
+        """Ask every function once, as many at a time as there are devices, and forget that."""
+        width = len(self.executors)
+        for first in range(0, len(self.functions), width):
+            for function in self.functions[first : first + width]:
+                self.request(function)
+            while self._heap and self.core.state.requests:
+                self._step()
+            self.until(self.now + _BILLION)
+        self.forget_history()
+
+    def forget_history(self) -> None:
+        """How functions were served so far does not count: ledgers and what policies have concluded begin anew. Where
+        images are, what computing takes and how often functions are asked stays known."""
+        state = self.core.state
+        for function in state.functions.values():
+            function.ledger, function.recent = Ledger(), Recent(state.settings.slo_window_ns)
+        state.groups, state.refresh_at_ns = Groups(), self.now
 
     def until(self, at_ns: Ns) -> None:
         """Everything up to a point in time."""
