@@ -15,6 +15,7 @@ from dormouse.core.messages import (
     RouteOpened,
     TimerFired,
 )
+from dormouse.core.policies import SETS, with_policies
 from dormouse.core.recent import Recent
 from dormouse.core.rhythm import UNKNOWN_NS, Rhythm
 from dormouse.core.rrc import UPDATES_PER_ADAPTATION, artifact_metric, behind, regroup
@@ -479,3 +480,21 @@ def test_a_copy_that_pays_makes_room_only_where_the_settings_say_so(makes_room: 
     commands = bench.ask("a/1", deadline_ms=3, after_ms=5)
     assert [c.function for c in every(commands, Evict)] == (["b/1"] if makes_room else [])
     assert [c.executor for c in every(commands, Load)] == ([TWO] if makes_room else [])
+
+
+# ------------------------------------------------------------------ sets
+
+
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_a_set_of_policies_can_be_had_by_name_and_serves(name: str) -> None:
+    bench = Bench(with_policies(name, Settings(host_capacity_bytes=100 * MIB)))
+    bench.join(capacity_mib=40)
+    known(bench, "a/1", 10, 5)
+    assert bench.state.functions[FunctionId("a/1")].ledger.requests == 2
+
+
+def test_a_set_changes_nothing_but_policies() -> None:
+    plain = Settings(host_capacity_bytes=100 * MIB, queue_length=7)
+    assert with_policies("torpor", plain).queue_length == 7
+    with pytest.raises(KeyError):
+        with_policies("mine", plain)

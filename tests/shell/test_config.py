@@ -77,6 +77,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "allow_code": (code,),
             "threads": 5,
             "graphs": "off",
+            "policy": "torpor",
             "routes": "peer",
             "calibrate": "off",
             "images": "dram",

@@ -50,6 +50,10 @@ def serve_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Torch threads of the CPU device; 0: by the cores.")] = None,
     graphs: Annotated[str | None, typer.Option(help="CUDA graphs: auto or off. [default: auto]")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Order of work, places and evictions: dormouse, torpor, edf or fifo. [default: dormouse]"),
+    ] = None,
     routes: Annotated[
         str | None, typer.Option(help="Ways to a device: host, peer or auto (all). [default: auto]")
     ] = None,

@@ -36,6 +36,7 @@ from dormouse.core.messages import (
     RequestCancelled,
     UnloadRequested,
 )
+from dormouse.core.policies import with_policies
 from dormouse.core.state import Service
 from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
 from dormouse.device.measuring import Measured
@@ -67,13 +68,14 @@ class Node:
         self._imports = asyncio.Semaphore(cores)
         self._store = HostStore(config.host_bytes, self._executors.arena_grown, threads=max(FEWEST_READERS, cores))
         self._durable = config.images == "disk"
-        settings = Settings(
+        plain = Settings(
             host_capacity_bytes=config.host_bytes,
             host_is_last=not self._durable,
             queue_length=config.queue_length,
             concurrent_reads=max(2, cores // 4),
             topology=links.topology,
         )
+        settings = with_policies(config.policy, plain)
         self._controller = Controller(
             settings,
             executors=self._executors,

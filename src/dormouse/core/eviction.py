@@ -1,9 +1,9 @@
 """What leaves a tier so that something else may come.
 
 A policy names victims, or answers None: "cannot now". That it cannot is remembered (``Executor.full_for``), so a policy
-may depend on nothing but the executor, the functions that are resident there, and the incoming function's first request
-and whether that is late, and on the time in steps of two seconds. Victims are never in use: running, loading, the
-source of a copy, pinned to the tier, or with queued work that would bring them straight back. The one exception to the last is
+may depend on nothing but the executor, the functions that are resident there, the incoming function's first request and
+whether that is late, and the time in steps of two seconds. Victims are never in use: running, loading, the source of a
+copy, pinned to the tier, or with queued work that would bring them straight back. The one exception to the last is
 maximum wait: a request that is past its own deadline may displace idle functions whose work is less urgent.
 """
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from dormouse.core.binding import BINDING
 from dormouse.core.eviction import EVICTION
 from dormouse.core.placement import PLACEMENT
+from dormouse.core.policies import SETS, with_policies
 from dormouse.core.queueing import QUEUEING
 from dormouse.core.replication import REPLICATION
 from dormouse.core.types import Bytes, DeviceId, FunctionId, Ns, Pair, Settings, Slo, Topology
@@ -61,13 +62,24 @@ class FunctionsTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PoliciesTable(Struct, frozen=True, forbid_unknown_fields=True):
-    binding: str = Settings(1).binding
-    queueing: str = Settings(1).queueing
-    placement: str = Settings(1).placement
-    eviction: str = Settings(1).eviction
-    replication: str = Settings(1).replication
-    load_ahead: bool = True
-    slo_window_s: float = Settings(1).slo_window_ns / 1e9
+    """``like`` names a set; what is given besides replaces a policy of it."""
+
+    like: str = "dormouse"
+    binding: str | None = None
+    queueing: str | None = None
+    placement: str | None = None
+    eviction: str | None = None
+    replication: str | None = None
+    load_ahead: bool | None = None
+    slo_window_s: float | None = None
+
+    def over(self, settings: Settings) -> Settings:
+        """The settings with these policies in them."""
+        own = {key: getattr(self, key) for key in self.__struct_fields__ if key not in ("like", "slo_window_s")}
+        if self.slo_window_s is not None:
+            own["slo_window_ns"] = round(self.slo_window_s * SECOND_NS)
+        given = {key: value for key, value in own.items() if value is not None}
+        return msgspec.structs.replace(with_policies(self.like, settings), **given)
 
 
 class WorkloadTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +149,7 @@ def _at(file: Path, text: str, key: str, said: str) -> str:
 
 
 _POLICIES: dict[str, Collection[str]] = {
+    "like": SETS,
     "binding": BINDING,
     "queueing": QUEUEING,
     "placement": PLACEMENT,
@@ -161,7 +174,7 @@ def _unknown_names(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
             yield "functions.models", name, f"there is no such model; known are {', '.join(known)}"
     for kind, chosen in _POLICIES.items():
         name = getattr(scenario.policies, kind)
-        if name not in chosen:
+        if name is not None and name not in chosen:
             yield f"policies.{kind}", name, f"there is no such policy; known are {', '.join(chosen)}"
     if load.kind in ("per-minute", "servegen") and not load.trace:
         yield "workload.trace", load.trace, f"workload {load.kind!r} needs a trace"
@@ -249,19 +262,13 @@ def functions_of(scenario: Scenario, count: int) -> list[tuple[FunctionId, Model
 
 def world_of(scenario: Scenario, *, functions: int | None = None, watch: Watcher | None = None) -> World:
     """The world at its beginning: everything deployed, nothing asked, or all of it once."""
-    machine, policies = machine_of(scenario.machine), scenario.policies
-    settings = Settings(
+    machine = machine_of(scenario.machine)
+    plain = Settings(
         host_capacity_bytes=machine.host_bytes,
-        binding=policies.binding,
-        queueing=policies.queueing,
-        placement=policies.placement,
-        eviction=policies.eviction,
-        replication=policies.replication,
-        load_ahead=policies.load_ahead,
-        slo_window_ns=round(policies.slo_window_s * SECOND_NS),
         queue_length=1_000_000,
         topology=topology_of(machine),
     )
+    settings = scenario.policies.over(plain)
     count = scenario.functions.count if functions is None else functions
     world = World(machine, settings, functions_of(scenario, count), watch=watch)
     if scenario.workload.warm:
