@@ -1,6 +1,6 @@
 """What must hold after every event (design, section 9), recomputed from the records alone."""
 
-from dormouse.core.binding import LATE, is_idle
+from dormouse.core.binding import is_idle
 from dormouse.core.placement import Standing, standing
 from dormouse.core.state import Executor, ImageState, Request, RequestState, ResidencyState, State
 from dormouse.core.types import Pin
@@ -83,7 +83,7 @@ def check_requests(state: State) -> None:
 def check_waiting(state: State) -> None:
     """Every function is in the queues where its next step is decided, and in no other."""
     homeless, cold = set(), set()
-    one_queue = state.settings.binding == LATE
+    one_queue = state.settings.one_queue
     for function in state.functions.values():
         stands = Standing.NOTHING if function.residencies else standing(function)
         if function.parking and function.image is ImageState.DISK:
