@@ -88,9 +88,8 @@ def check_waiting(state: State) -> None:
         stands = Standing.NOTHING if function.residencies else standing(function)
         if function.parking and function.image is ImageState.DISK:
             stands = Standing.READ
-        if one_queue and function.residencies and function.queue and not function.is_engaged:
-            stands = Standing.LOAD
-        homeless |= {function.id} if stands is Standing.LOAD else set()
+        may_run = one_queue and function.residencies and function.queue and not function.is_engaged
+        homeless |= {function.id} if stands is Standing.LOAD or may_run else set()
         cold |= {function.id} if stands is Standing.READ else set()
     assert homeless == set(state.homeless.keys)
     assert cold == set(state.cold.keys)
