@@ -91,7 +91,7 @@ POLICIES = st.tuples(
     st.sampled_from(sorted(REPLICATION)),
     st.booleans(),
     st.sampled_from([0, 50]),
-    st.sampled_from(BINDING),
+    st.sampled_from(sorted(BINDING)),
 )
 """Queueing, placement, eviction, replication; whether devices load ahead; the window of the SLO; binding."""
 

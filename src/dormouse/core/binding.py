@@ -20,8 +20,8 @@ from dormouse.core.state import IN_HOST_MEMORY, PINNED, RESIDENT, Executor, Func
 from dormouse.core.turn import Turn
 from dormouse.core.types import ExecutorId
 
-LANES, LATE = "lanes", "late"
-BINDING = (LANES, LATE)
+BINDING = {"lanes": False, "late": True}
+"""By name, whether one queue serves all devices."""
 
 
 def bind_late(turn: Turn) -> None:

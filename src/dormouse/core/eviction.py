@@ -1,10 +1,11 @@
 """What leaves a tier so that something else may come.
 
 A policy names victims, or answers None: "cannot now". That it cannot is remembered (``Executor.full_for``), so a policy
-may depend on nothing but the executor, the functions that are resident there, the incoming function's first request and
-whether that is late, and the time in steps of two seconds. Victims are never in use: running, loading, the source of a
-copy, pinned to the tier, or with queued work that would bring them straight back. The one exception to the last is
-maximum wait: a request that is past its own deadline may displace idle functions whose work is less urgent.
+may depend on nothing but the executor, the functions that are resident there, and the incoming function's first request
+and whether that is late, and on the time in steps of two seconds. Victims are never in use: running, loading, the
+source of a copy, pinned to the tier, or with queued work that would bring them straight back. The last has two
+exceptions. Maximum wait: a request that is past its own deadline may displace idle functions whose work is less urgent.
+And where one queue serves all devices its order alone says who is next: work that waits spares nobody.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -47,6 +48,7 @@ def _in_order_of_use(
 ) -> Iterator[tuple[FunctionId, Bytes]]:
     """Candidates, found only as far as somebody asks: with many functions on a device the first few are enough."""
     busy = []
+    spares = not state.settings.one_queue
     head = incoming.head
     late = None if head is None or head.deadline_ns >= now else head
     for name, residency in executor.recency.items():
@@ -55,7 +57,7 @@ def _in_order_of_use(
         function = state.functions[name]
         if function.spec.pin is PINNED:
             continue
-        if not function.queue:
+        if not (spares and function.queue):
             yield name, residency.size_bytes
         elif late is not None and yields(function, late):
             busy.append((name, residency.size_bytes))

@@ -5,7 +5,7 @@ from typing import Any
 
 from dormouse.core import executors, operations, requests
 from dormouse.core.admission import Refusal, refuse_function
-from dormouse.core.binding import LANES, LATE
+from dormouse.core.binding import BINDING
 from dormouse.core.dispatch import dispatch
 from dormouse.core.eviction import EVICTION
 from dormouse.core.messages import (
@@ -39,10 +39,6 @@ from dormouse.core.ready import ReadyQueue
 from dormouse.core.state import State, new_function
 from dormouse.core.turn import Policies, Turn
 from dormouse.core.types import FunctionSpec, Ns, Settings
-
-
-def _one_queue(binding: str) -> bool:
-    return {LANES: False, LATE: True}[binding]
 
 
 def _timer_fired(turn: Turn, _: TimerFired) -> None:
@@ -83,7 +79,7 @@ class Scheduler:
             QUEUEING[settings.queueing],
             PLACEMENT[settings.placement],
             EVICTION[settings.eviction],
-            _one_queue(settings.binding),
+            BINDING[settings.binding],
         )
         self._turn = Turn(self.state, policies)
 

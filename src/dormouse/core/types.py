@@ -213,6 +213,11 @@ class Settings(Struct, frozen=True):
     detour_pause_ns: Ns = 1_000_000_000
     """After a load from a peer or over a neighbour's link has failed: how long the function goes the plain way."""
 
+    @property
+    def one_queue(self) -> bool:
+        """All devices are served from one queue; else each lane has its own."""
+        return self.binding == "late"
+
 
 def round_up(amount: int, unit: int) -> int:
     """The smallest multiple of ``unit`` that is not below ``amount``."""

@@ -105,7 +105,8 @@ def node(draw: random.Random) -> tuple[Machine, Settings, list[tuple[FunctionId,
     names = [device.name for device in devices]
     peers = {f"{a}>{b}": 8_000_000_000 for a in names for b in names if a != b} if draw.random() < 0.7 else {}
     machine = Machine(devices, peers=peers, detours=draw.random() < 0.5, host_bytes=host_bytes)
-    return machine, Settings(host_bytes, queue_length=200), functions
+    binding = draw.choice(("lanes", "lanes", "late"))
+    return machine, Settings(host_bytes, queue_length=200, binding=binding), functions
 
 
 def run(seed: int, journal: Path | None = None) -> Counter[str]:

@@ -1,6 +1,6 @@
 """What must hold after every event (design, section 9), recomputed from the records alone."""
 
-from dormouse.core.binding import LATE, is_idle
+from dormouse.core.binding import is_idle
 from dormouse.core.placement import Standing, standing
 from dormouse.core.state import Executor, ImageState, Request, RequestState, ResidencyState, State
 from dormouse.core.types import Pin
@@ -83,14 +83,13 @@ def check_requests(state: State) -> None:
 def check_waiting(state: State) -> None:
     """Every function is in the queues where its next step is decided, and in no other."""
     homeless, cold = set(), set()
-    one_queue = state.settings.binding == LATE
+    one_queue = state.settings.one_queue
     for function in state.functions.values():
         stands = Standing.NOTHING if function.residencies else standing(function)
         if function.parking and function.image is ImageState.DISK:
             stands = Standing.READ
-        if one_queue and function.residencies and function.queue and not function.is_engaged:
-            stands = Standing.LOAD
-        homeless |= {function.id} if stands is Standing.LOAD else set()
+        may_run = one_queue and function.residencies and function.queue and not function.is_engaged
+        homeless |= {function.id} if stands is Standing.LOAD or may_run else set()
         cold |= {function.id} if stands is Standing.READ else set()
     assert homeless == set(state.homeless.keys)
     assert cold == set(state.cold.keys)

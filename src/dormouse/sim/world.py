@@ -79,7 +79,7 @@ class World:
         self.executors: dict[ExecutorId, SimulatedExecutor] = {}
         self.functions = [function for function, _ in functions]
         self._models = dict(functions)
-        self._watch = watch
+        self.watch = watch
         self._heap: list[tuple[Ns, int, Callable[[], None]]] = []
         self._numbers = count()
         self._timer: object = None
@@ -167,8 +167,8 @@ class World:
         commands = self.core.handle(self.now, event)
         for command in commands:
             self._perform(command)
-        if self._watch is not None:
-            self._watch(self.now, event, commands)
+        if self.watch is not None:
+            self.watch(self.now, event, commands)
 
     def report(self, event: Event) -> None:
         self.later(self.machine.hop_ns, lambda: self._hear(event))
