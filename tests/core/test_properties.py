@@ -43,6 +43,7 @@ from dormouse.core.placement import PLACEMENT
 from dormouse.core.queueing import QUEUEING
 from dormouse.core.replication import REPLICATION
 from dormouse.core.scheduler import Scheduler
+from dormouse.core.tiering import HOST_TIER
 from dormouse.core.types import (
     Batch,
     DeviceId,
@@ -82,7 +83,7 @@ SPECS = st.builds(
 )
 
 
-Chosen: TypeAlias = tuple[str, str, str, str, bool, int]
+Chosen: TypeAlias = tuple[str, str, str, str, bool, int, str]
 POLICIES = st.tuples(
     st.sampled_from(sorted(QUEUEING)),
     st.sampled_from(sorted(PLACEMENT)),
@@ -90,8 +91,9 @@ POLICIES = st.tuples(
     st.sampled_from(sorted(REPLICATION)),
     st.booleans(),
     st.sampled_from([0, 50]),
+    st.sampled_from(sorted(HOST_TIER)),
 )
-"""Queueing, placement, eviction, replication; whether devices load ahead; the window of the SLO."""
+"""Queueing, placement, eviction, replication; whether devices load ahead; the window of the SLO; the host tier."""
 
 
 class Histories(RuleBasedStateMachine):
@@ -109,6 +111,7 @@ class Histories(RuleBasedStateMachine):
             replication=policies[3],
             load_ahead=policies[4],
             slo_window_ns=policies[5],
+            host_tier=policies[6],
             queue_length=12,
             executor_grace_ns=50,
             command_window_ns=1000,

@@ -4,11 +4,12 @@ A device has one compute lane and one copy lane. They are filled separately, so 
 one runs; a function that is resident never waits behind one that is still arriving.
 """
 
-from dormouse.core.admission import larger_than_devices, larger_than_host
+from dormouse.core.admission import larger_than_devices
 from dormouse.core.ahead import may_queue_behind
 from dormouse.core.batching import company
-from dormouse.core.eviction import images_to_drop, residents_to_bring_home, want_of
-from dormouse.core.operations import depart, evict_everywhere, give_up
+from dormouse.core.eviction import want_of
+from dormouse.core.operations import depart, give_up
+from dormouse.core.reading import promote, read_images
 from dormouse.core.replication import replicate
 from dormouse.core.routes import helpers
 from dormouse.core.state import Executor, Function, State, Want
@@ -21,6 +22,8 @@ def dispatch(turn: Turn) -> None:
         depart(turn)
     if state.cold.keys:
         read_images(turn)
+    if state.promotions and state.promotions[0][0] <= turn.now:
+        promote(turn)
     if state.stirred:
         for executor in _stirred(state):
             _fill_lane(turn, executor)
@@ -86,21 +89,3 @@ def _load_somewhere(turn: Turn, function: Function, want: Want) -> bool:
             turn.load(function, executor, helpers=helpers(turn.state, executor, function, turn.now))
             return True
     return False
-
-
-def read_images(turn: Turn) -> None:
-    """Bring wanted images from disk, most urgent first, dropping what has not been used for longest."""
-    state = turn.state
-    while state.reading < state.settings.concurrent_reads and (function := turn.most_urgent(state.cold)) is not None:
-        refusal = larger_than_host(state, function)
-        if refusal is not None:
-            give_up(turn, function, refusal)
-            continue
-        victims = images_to_drop(state, function)
-        if victims is None:
-            for resident in residents_to_bring_home(state, function):
-                evict_everywhere(turn, state.functions[resident])
-            return
-        for victim in victims:
-            turn.drop_image(state.functions[victim])
-        turn.read_image(function)

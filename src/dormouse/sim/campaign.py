@@ -32,6 +32,7 @@ from dormouse.core.messages import (
     RequestCancelled,
     UnloadRequested,
 )
+from dormouse.core.tiering import HOST_TIER
 from dormouse.core.types import FunctionId, Limits, Ns, OperationId, Pin, RequestId, Settings, Slo
 from dormouse.core.types import Path as RequestPath
 from dormouse.journal import JournalWriter
@@ -105,7 +106,7 @@ def node(draw: random.Random) -> tuple[Machine, Settings, list[tuple[FunctionId,
     names = [device.name for device in devices]
     peers = {f"{a}>{b}": 8_000_000_000 for a in names for b in names if a != b} if draw.random() < 0.7 else {}
     machine = Machine(devices, peers=peers, detours=draw.random() < 0.5, host_bytes=host_bytes)
-    return machine, Settings(host_bytes, queue_length=200), functions
+    return machine, Settings(host_bytes, queue_length=200, host_tier=draw.choice(sorted(HOST_TIER))), functions
 
 
 def run(seed: int, journal: Path | None = None) -> Counter[str]:
