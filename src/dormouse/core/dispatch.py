@@ -60,13 +60,23 @@ def _execute(turn: Turn, function: Function, executor: Executor) -> None:
     turn.execute(function, executor, company(function, executor))
 
 
+def _free_to_load(state: State) -> list[Executor]:
+    ahead = state.settings.load_ahead
+    return [
+        executor
+        for executor in state.executors.values()
+        if executor.copying is None and executor.lent_to is None and (ahead or executor.executing is None)
+    ]
+
+
 def load_images(turn: Turn) -> None:
     """Fill idle copy lanes, most urgent function first; one that must wait for room is not overtaken."""
-    state, executors = turn.state, turn.state.executors.values()
-    while (function := turn.most_urgent(state.homeless)) is not None:
+    state = turn.state
+    while lanes := _free_to_load(state):
+        function = turn.most_urgent(state.homeless)
+        if function is None:
+            return
         want = want_of(function, turn.now)
-        ahead = state.settings.load_ahead
-        lanes = [executor for executor in executors if executor.may_load and (ahead or executor.executing is None)]
         if all(executor.full_for == want for executor in lanes):
             return
         refusal = larger_than_devices(state, function)
