@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Room by room, the other rooms of the house that its files may import. ``functions.py`` is a room of one file."""
 
 CORE_OUTSIDE = {
+    "bisect",
     "collections",
     "collections.abc",
     "dataclasses",

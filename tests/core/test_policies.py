@@ -459,6 +459,23 @@ def test_room_is_made_for_it(pair: Bench) -> None:
     assert only(commands, Load).executor == TWO
 
 
+def test_a_function_with_state_has_one_home_and_waits_for_it(pair: Bench) -> None:
+    pair.deploy("s/1", 10, state_mib=1)
+    pair.send(ImageRead(FunctionId("s/1")))
+    serve(pair, "s/1")
+    pair.ask("s/1")
+    assert every(pair.ask("s/1"), Load) == []
+
+
+def test_what_is_arriving_on_a_second_device_does_not_come_to_a_third() -> None:
+    bench = Bench(settings(ONE, TWO, THREE, replication="late"))
+    joined(bench, ONE, TWO, THREE)
+    known(bench, "a/1", 10, 5)
+    bench.ask("a/1")
+    assert len(every(bench.ask("a/1"), Load)) == 1
+    assert every(bench.ask("a/1"), Load) == []
+
+
 def test_where_no_room_can_be_made_it_waits(pair: Bench) -> None:
     known(pair, "a/1", 20, 5)
     pair.ask("a/1")

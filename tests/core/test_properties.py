@@ -44,6 +44,7 @@ from dormouse.core.placement import PLACEMENT
 from dormouse.core.queueing import QUEUEING
 from dormouse.core.replication import REPLICATION
 from dormouse.core.scheduler import Scheduler
+from dormouse.core.tiering import HOST_TIER
 from dormouse.core.types import (
     Batch,
     DeviceId,
@@ -83,7 +84,7 @@ SPECS = st.builds(
 )
 
 
-Chosen: TypeAlias = tuple[str, str, str, str, bool, int, str]
+Chosen: TypeAlias = tuple[str, str, str, str, bool, int, str, str]
 POLICIES = st.tuples(
     st.sampled_from(sorted(QUEUEING)),
     st.sampled_from(sorted(PLACEMENT)),
@@ -92,8 +93,9 @@ POLICIES = st.tuples(
     st.booleans(),
     st.sampled_from([0, 50]),
     st.sampled_from(sorted(BINDING)),
+    st.sampled_from(sorted(HOST_TIER)),
 )
-"""Queueing, placement, eviction, replication; whether devices load ahead; the window of the SLO; binding."""
+"""Queueing, placement, eviction, replication; whether devices load ahead; the window of the SLO; binding; host tier."""
 
 
 class Histories(RuleBasedStateMachine):
@@ -112,6 +114,7 @@ class Histories(RuleBasedStateMachine):
             load_ahead=policies[4],
             slo_window_ns=policies[5],
             binding=policies[6],
+            host_tier=policies[7],
             queue_length=12,
             executor_grace_ns=50,
             command_window_ns=1000,

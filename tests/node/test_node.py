@@ -180,6 +180,11 @@ def test_full_host_memory_drops_the_coldest_to_disk_and_brings_it_back(tmp_path:
             assert row_of(node, "f0")["tier"] == "disk"
             for n in (0, 1, 2, 0):
                 assert_close(await answer(node, f"f{n}", inputs(n)), expected(zoo.Stack(n, 5), inputs(n)))
+            disk = row_of(node, "f0")["disk"]
+            assert disk["reads"] > 1
+            assert disk["read_bytes"] == disk["reads"] * row_of(node, "f0")["image_bytes"]
+            assert disk["extra_ms"] > 2
+            assert disk["ahead"] == {"used": 0, "unused": 0}
 
     run(work())
 

@@ -34,6 +34,16 @@ duration_s = 20
 requests_per_s = 30
 """
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.toml"))
+TWO_MODELS = """[functions]
+count = 1
+[[model]]
+name = 'x'
+image_bytes = 1
+resident_ms = 1
+[[model]]
+name = 'y'
+image_bytes = 1
+"""
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -122,9 +132,33 @@ def test_models_of_ones_own(tmp_path: Path) -> None:
         ("[functions]\ncount = 1\n[workload]\nkind = 'storm'", "line 4: workload.kind: invalid enum value 'storm'"),
         ("[functions]\ncount = 1\n[policies]\neviction = 'mru'", "line 4: policies.eviction = 'mru': there is no such"),
         ("[functions]\ncount = 1\nmodels = ['gpt']", "line 3: functions.models = 'gpt': there is no such model"),
+        ("[functions]\ncount = 1\n[policies]\nhost_tier = 'mru'", "policies.host_tier = 'mru': there is no such"),
+        ("[functions]\ncount = 1\n[workload]\nlongest_s = 2", "line 4: workload.longest_s = 2.0: it must not be less"),
+        ("[functions]\ncount = 1\n[workload]\njitter = 0.5", "line 4: workload.jitter = 0.5: it must be from 0"),
         ("[functions]\ncount = 1\n[faults]\nslow_links = -1", "line 4: faults.slow_links = -1"),
         ("[functions]\ncount = 1\n[workload]\nshare = 1", "line 4: workload.share = 1.0"),
-        ("[functions]\ncount = 1\n[[model]]\nname='x'\nimage_bytes=0\nresident_ms=1", "model = 'x': bytes and"),
+        ("[functions]\ncount = 1\n[[model]]\nname='x'\nimage_bytes=0\nresident_ms=1", "line 5: model.image_bytes = 0"),
+        (TWO_MODELS + "resident_ms = nan", "line 10: model.resident_ms = nan: it must be from"),
+        (TWO_MODELS + "resident_ms = 1\npercentile = 200", "line 11: model.percentile = 200.0"),
+        (
+            TWO_MODELS.replace("'y'", "'x'") + "resident_ms = 1",
+            "line 8: model.name = 'x': there is a model of that name",
+        ),
+        ("[functions]\ncount = 1\n[machine]\nhop_us = inf", "line 4: machine.hop_us = inf: it must be from 0"),
+        ("[functions]\ncount = 1\n[machine]\ndevices = 100000", "line 4: machine.devices = 100000: it must be from 1"),
+        ("[functions]\ncount = 1\n[machine]\ndevice_bytes = 2000000", "could never be loaded"),
+        ("[functions]\ncount = 1\n[machine]\nhost_bytes = 2000000", "line 4: machine.host_bytes = 2000000: model"),
+        ("[functions]\ncount = 100000000000", "line 2: functions.count = 100000000000: it must be from 1 to 1e+06"),
+        ("[functions]\ncount = 1\n[workload]\nduration_s = nan", "line 4: workload.duration_s = nan"),
+        ("[functions]\ncount = 1\n[workload]\nrequests_per_s = inf", "line 4: workload.requests_per_s = inf"),
+        ("[functions]\ncount = 1\n[workload]\nexponent = nan", "line 4: workload.exponent = nan"),
+        ("[functions]\ncount = 1\n[workload]\ncv = 1e300", "line 4: workload.cv = 1e+300"),
+        ("[functions]\ncount = 1\n[policies]\nslo_window_s = nan", "line 4: policies.slo_window_s = nan"),
+        ("[functions]\ncount = 1\n[faults]\nslow_links = inf", "line 4: faults.slow_links = inf"),
+        (
+            "[functions]\ncount = 1\n[workload]\nkind = 'servegen'\ntrace = 'none.csv'",
+            "line 5: workload.trace = 'none.csv': there is no such file",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_scenario_is_one_line_that_says_where(tmp_path: Path, text: str, complaint: str) -> None:
@@ -158,7 +192,9 @@ def test_calls_per_minute_are_read(tmp_path: Path) -> None:
     assert traces.calls_per_minute(file) == [[1, 2], [3, 4]]
 
 
-@pytest.mark.parametrize("array", [np.array([1, 2]), np.array([[0.5]]), np.array([[-1]]), np.zeros((0, 3), int)])
+@pytest.mark.parametrize(
+    "array", [np.array([1, 2]), np.array([[0.5]]), np.array([[-1]]), np.zeros((0, 3), int), np.array([[2**62]])]
+)
 def test_an_array_that_is_no_trace_is_one_line(tmp_path: Path, array: "np.typing.NDArray[np.generic]") -> None:
     file = tmp_path / "t.npy"
     np.save(file, array)
@@ -195,6 +231,9 @@ def test_client_windows_are_read_without_clients_that_never_ask(tmp_path: Path) 
         ("client_id,rate\n1,2\n", "line 1: there is no column 'rate_rps'"),
         (RATES + "10,0,fast,1,Gamma,1,1\n", "line 6: could not convert string to float: 'fast'"),
         (RATES + "10,0\n", "line 6: the line ends early"),
+        (RATES + "10,0,-1,1,Gamma,1,1\n", "line 6: a rate of -1.0 requests a second"),
+        (RATES + "10,0,nan,1,Gamma,1,1\n", "line 6: a rate of nan requests a second"),
+        (RATES.splitlines()[0] + "\n7,0,0,0,,0,0\n", "holds no client that ever asks"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, text: str, complaint: str) -> None:

@@ -81,3 +81,21 @@ def test_skewed_rates_sum_up_and_are_dealt_by_seed() -> None:
     assert sum(rates) == pytest.approx(50.0)
     assert max(rates) / min(rates) == pytest.approx(100)
     assert rates != workload.skewed(100, 50.0, 1.0, 2)
+
+
+def test_timers_ask_once_a_period_and_the_others_at_random() -> None:
+    timers = workload.Timers(30.0, 60.0, 0.1)
+    stream = list(workload.timers_among_others(10, 1.0, 1.0, HOUR_NS, 5, share=0.5, timers=timers))
+    assert [at for at, _ in stream] == sorted(at for at, _ in stream)
+    steady = 0
+    for number in range(10):
+        times = [at for at, asked in stream if asked == number]
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        steady += statistics.stdev(gaps) < 0.2 * statistics.mean(gaps)
+    assert steady == 5
+
+
+def test_a_timer_keeps_its_period() -> None:
+    times = [at for at, _ in workload.periodic([0.0, 10.0], 0.2, HOUR_NS, 1)]
+    assert len(times) == pytest.approx(360, abs=1)
+    assert all(abs((at - times[0] + 5 * SECOND_NS) % (10 * SECOND_NS) - 5 * SECOND_NS) <= 4 * SECOND_NS for at in times)

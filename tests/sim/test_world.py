@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dormouse.core.messages import Command, Event, Execute, ExecutionFinished, Load, Refuse, Reply
+from dormouse.core.messages import Command, Event, Execute, ExecutionFinished, ImageRead, Load, Refuse, Reply
 from dormouse.core.types import FunctionId, Path, Reason, Settings, Slo
 from dormouse.journal import encode_commands
 from dormouse.sim import workload
@@ -175,3 +175,28 @@ def test_a_campaign_sees_every_path_and_every_kind_of_fault() -> None:
         *(f"path {p}" for p in (Path.RESIDENT, Path.HOST, Path.DISK, Path.BUILD)),
     ):
         assert seen[what], f"{what} never happened"
+
+
+def test_reads_share_the_disk() -> None:
+    recorder = Recorder()
+    names = [(FunctionId(f"f{number}/1"), MODEL) for number in range(2)]
+    World(Machine((DEVICE,), disk_bytes_per_s=GB), Settings(GB, concurrent_reads=2), names, watch=recorder)
+    read = [now for now, e, _ in recorder.history if isinstance(e, ImageRead)]
+    assert read[-1] == pytest.approx(2 * COPY_NS, rel=0.001)
+
+
+def test_an_image_that_is_due_is_read_ahead_of_its_request() -> None:
+    """Three functions for two places in host memory; one of them is asked every ten seconds."""
+    paths = {}
+    for host_tier in ("lru", "interval"):
+        recorder = Recorder()
+        names = [(FunctionId(f"f{number}/1"), MODEL) for number in range(3)]
+        settings = Settings(90 * MIB, host_tier=host_tier)
+        machine = Machine((DEVICE,), hop_ns=50_000)
+        world = World(machine, settings, names, watch=recorder)
+        others = ((10_000 * n + 1000 * after, 1 + after % 2) for n in range(30) for after in (2, 3, 4, 5))
+        world.run(at(*sorted([(10_000 * n, 0) for n in range(30)] + list(others))))
+        found = world.core.state.functions[FunctionId("f0/1")].ledger
+        paths[host_tier] = found.promotions_used
+    assert paths["lru"] == 0
+    assert paths["interval"] > 0

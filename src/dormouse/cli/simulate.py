@@ -85,6 +85,10 @@ def _table(outcome: Outcome) -> Table:
         table.add_row(f"path {path}", told)
     table.add_row("evictions", f"{outcome.evictions}")
     table.add_row("bytes moved", size(outcome.moved_bytes))
+    if outcome.read_bytes:
+        table.add_row("bytes read from disk", size(outcome.read_bytes))
+        if outcome.promotions:
+            table.add_row("read ahead", f"{outcome.promotions}, {outcome.promotions_unused} of them in vain")
     table.add_row("served worst", f"{outcome.worst_function} ({outcome.worst_share:.1%} in time)")
     table.add_row("simulated", f"{outcome.simulated_s:.1f} s in {outcome.wall_s:.1f} s")
     return table

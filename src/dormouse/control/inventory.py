@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dormouse.control.catalog import Deployed
-from dormouse.core.ledger import Histogram
+from dormouse.core.ledger import Histogram, Ledger
 from dormouse.core.state import Function, ImageState, ResidencyState, Service, State
 from dormouse.core.types import Path
 from dormouse.functions import function_id
@@ -71,6 +71,20 @@ def batch_row(deployed: Deployed, state: State) -> dict[str, Any]:
     batch, function = deployed.manifest.batch, function_id(deployed.name, deployed.revision)
     refused = {name: e.unbatched[function] for name, e in state.executors.items() if function in e.unbatched}
     return {"rows": batch.rows, "wait_ms": batch.wait_ms, "refused": refused}
+
+
+def disk_row(deployed: Deployed, state: State) -> dict[str, Any]:
+    """What a function costs while its image is on disk: what a request then waits longer, by what reads have taken so
+    far, and what has been read. ``ahead``: reads before a request came; ``used``: one then did come."""
+    function = state.functions.get(function_id(deployed.name, deployed.revision))
+    ledger = Ledger() if function is None else function.ledger
+    used, unused = ledger.promotions_used, ledger.promotions_unused
+    return {
+        "extra_ms": state.disk.read_ns(deployed.image_bytes) / 1e6,
+        "reads": ledger.reads,
+        "read_bytes": ledger.read_bytes,
+        "ahead": {"used": used, "unused": unused},
+    }
 
 
 def _served(function: Function) -> dict[str, Any]:

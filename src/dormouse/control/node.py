@@ -24,7 +24,7 @@ from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.controller import Controller
 from dormouse.control.devices import devices_of
 from dormouse.control.importer import Imported, import_source
-from dormouse.control.inventory import batch_row, function_row, host_row, index_entry
+from dormouse.control.inventory import batch_row, disk_row, function_row, host_row, index_entry
 from dormouse.control.payloads import Payloads
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import links_of
@@ -194,7 +194,8 @@ class Node:
         functions, graphs = self._state.functions, self._executors.graphs_of
         rows = [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
         return [
-            row | {"batch": batch_row(d, self._state)} for row, d in zip(rows, self._functions.values(), strict=True)
+            row | {"batch": batch_row(d, self._state), "disk": disk_row(d, self._state)}
+            for row, d in zip(rows, self._functions.values(), strict=True)
         ]
 
     def node(self) -> dict[str, Any]:

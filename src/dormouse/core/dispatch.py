@@ -4,12 +4,13 @@ A device has one compute lane and one copy lane. They are filled separately, so 
 one runs; a function that is resident never waits behind one that is still arriving.
 """
 
-from dormouse.core.admission import larger_than_devices, larger_than_host
+from dormouse.core.admission import larger_than_devices
 from dormouse.core.ahead import may_queue_behind
 from dormouse.core.batching import company
 from dormouse.core.binding import bind_late
-from dormouse.core.eviction import images_to_drop, residents_to_bring_home, want_of
-from dormouse.core.operations import depart, evict_everywhere, give_up
+from dormouse.core.eviction import want_of
+from dormouse.core.operations import depart, give_up
+from dormouse.core.reading import promote, read_images
 from dormouse.core.replication import replicate
 from dormouse.core.routes import helpers
 from dormouse.core.state import Executor, Function, State, Want
@@ -22,6 +23,8 @@ def dispatch(turn: Turn) -> None:
         depart(turn)
     if state.cold.keys:
         read_images(turn)
+    if state.promotions and state.promotions[0][0] <= turn.now:
+        promote(turn)
     if turn.policies.one_queue:
         bind_late(turn)
     else:
@@ -66,13 +69,23 @@ def _execute(turn: Turn, function: Function, executor: Executor) -> None:
     turn.execute(function, executor, company(function, executor))
 
 
+def _free_to_load(state: State) -> list[Executor]:
+    ahead = state.settings.load_ahead
+    return [
+        executor
+        for executor in state.executors.values()
+        if executor.copying is None and executor.lent_to is None and (ahead or executor.executing is None)
+    ]
+
+
 def load_images(turn: Turn) -> None:
     """Fill idle copy lanes, most urgent function first; one that must wait for room is not overtaken."""
-    state, executors = turn.state, turn.state.executors.values()
-    while (function := turn.most_urgent(state.homeless)) is not None:
+    state = turn.state
+    while lanes := _free_to_load(state):
+        function = turn.most_urgent(state.homeless)
+        if function is None:
+            return
         want = want_of(function, turn.now)
-        ahead = state.settings.load_ahead
-        lanes = [executor for executor in executors if executor.may_load and (ahead or executor.executing is None)]
         if all(executor.full_for == want for executor in lanes):
             return
         refusal = larger_than_devices(state, function)
@@ -95,21 +108,3 @@ def _load_somewhere(turn: Turn, function: Function, want: Want) -> bool:
             turn.load(function, executor, helpers=helpers(turn.state, executor, function, turn.now))
             return True
     return False
-
-
-def read_images(turn: Turn) -> None:
-    """Bring wanted images from disk, most urgent first, dropping what has not been used for longest."""
-    state = turn.state
-    while state.reading < state.settings.concurrent_reads and (function := turn.most_urgent(state.cold)) is not None:
-        refusal = larger_than_host(state, function)
-        if refusal is not None:
-            give_up(turn, function, refusal)
-            continue
-        victims = images_to_drop(state, function)
-        if victims is None:
-            for resident in residents_to_bring_home(state, function):
-                evict_everywhere(turn, state.functions[resident])
-            return
-        for victim in victims:
-            turn.drop_image(state.functions[victim])
-        turn.read_image(function)

@@ -1,4 +1,4 @@
-"""What leaves a tier so that something else may come.
+"""What leaves a device so that something else may come.
 
 A policy names victims, or answers None: "cannot now". That it cannot is remembered (``Executor.full_for``), so a policy
 may depend on nothing but the executor, the functions that are resident there, and the incoming function's first request
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import TypeAlias
 
-from dormouse.core.state import PINNED, RESIDENT, Executor, Function, ImageState, Request, State, Want
-from dormouse.core.types import Bytes, FunctionId, Ns, Pin
+from dormouse.core.state import PINNED, RESIDENT, Executor, Function, Request, State, Want
+from dormouse.core.types import Bytes, FunctionId, Ns
 
 Eviction: TypeAlias = Callable[[State, Executor, Function, Ns], tuple[FunctionId, ...] | None]
 
@@ -172,38 +172,3 @@ EVICTION: dict[str, Eviction] = {
     "keep-alive": past_keep_alive,
     "never": never,
 }
-
-
-def is_dispensable(function: Function) -> bool:
-    """Whether an image could leave host memory, once no device needs it there."""
-    return (
-        function.image is ImageState.HOST
-        and function.spec.pin is Pin.NONE
-        and not function.queue
-        and not function.is_source_of_a_copy
-    )
-
-
-def writes_state_home(function: Function) -> bool:
-    """Runtime state on a device goes back to the image in host memory, which must be there."""
-    return function.spec.state_bytes > 0 and bool(function.residencies)
-
-
-def images_to_drop(state: State, incoming: Function) -> tuple[FunctionId, ...] | None:
-    """Images that leave host memory for the incoming one: least recently used first; None when there is no room now."""
-    return _least_recently_used_images(state, incoming, lambda f: is_dispensable(f) and not writes_state_home(f))
-
-
-def residents_to_bring_home(state: State, incoming: Function) -> tuple[FunctionId, ...]:
-    """Idle residents whose state must be written home before their images can make room for the incoming one."""
-    images = _least_recently_used_images(state, incoming, is_dispensable)
-    return tuple(name for name in images or () if writes_state_home(state.functions[name]))
-
-
-def _least_recently_used_images(
-    state: State, incoming: Function, able: Callable[[Function], bool]
-) -> tuple[FunctionId, ...] | None:
-    needed = incoming.host_bytes - state.host_free_bytes
-    recency = () if state.settings.host_is_last else state.host_recency
-    candidates = (f for f in map(state.functions.__getitem__, recency) if able(f))
-    return smallest_prefix(((function.id, function.host_bytes) for function in candidates), needed)

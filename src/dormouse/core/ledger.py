@@ -22,7 +22,7 @@ class Histogram:
         self.total_ns: Ns = 0
 
     def add(self, duration_ns: Ns) -> None:
-        bucket = _bucket(duration_ns)
+        bucket = bucket_of(duration_ns)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         self.count += 1
         self.total_ns += duration_ns
@@ -41,17 +41,22 @@ class Histogram:
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= rank:
-                return _upper_edge(bucket)
+                return upper_edge(bucket)
         return 0
 
 
-def _bucket(duration_ns: Ns) -> int:
+def bucket_of(duration_ns: Ns) -> int:
     """Four bits below the leading one select among sixteen buckets of each power of two."""
     shift = max(duration_ns.bit_length() - 5, 0)
     return shift * 32 + (duration_ns >> shift)
 
 
-def _upper_edge(bucket: int) -> Ns:
+def lower_edge(bucket: int) -> Ns:
+    shift, top = divmod(bucket, 32)
+    return top << shift
+
+
+def upper_edge(bucket: int) -> Ns:
     shift, top = divmod(bucket, 32)
     return ((top + 1) << shift) - 1
 
@@ -71,6 +76,12 @@ class Ledger:
     unaccounted_bytes: Bytes = 0
     device_ns: Ns = 0
     resident_ns: Ns = 0
+    reads: int = 0
+    """From disk to host memory, those of its deploy and of restarts too."""
+    read_bytes: Bytes = 0
+    promotions_used: int = 0
+    """Reads ahead of a request that then came while the image was still in host memory."""
+    promotions_unused: int = 0
 
     def answered(self, path: Path, latency_ns: Ns, device_ns: Ns, *, in_time: bool) -> None:
         histogram = self.latency.get(path)
@@ -93,6 +104,10 @@ class Ledger:
     def evicted(self, resident_ns: Ns) -> None:
         self.evictions += 1
         self.resident_ns += resident_ns
+
+    def read(self, size_bytes: Bytes) -> None:
+        self.reads += 1
+        self.read_bytes += size_bytes
 
     @property
     def requests(self) -> int:

@@ -4,7 +4,9 @@ from heapq import heappop
 
 from dormouse.core.admission import executors_are_gone, refuse_request
 from dormouse.core.messages import Refuse, RequestArrived, RequestCancelled
+from dormouse.core.reading import next_promotion_ns
 from dormouse.core.state import Request, RequestState, State
+from dormouse.core.tiering import learn
 from dormouse.core.turn import Turn
 from dormouse.core.types import DEFAULT_PRIORITY, FOREVER_NS, Reason
 
@@ -17,7 +19,8 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
             turn.state.functions[event.function].refused(turn.now, 0, refusal.reason)
         turn.commands.append(Refuse(event.request, refusal.reason, refusal.message, refusal.retry_after_ns))
         return
-    spec = turn.state.functions[event.function].spec
+    function = turn.state.functions[event.function]
+    spec = function.spec
     deadline_ns = turn.now + spec.slo.deadline_ns if event.deadline_ns is None else event.deadline_ns
     timeout_ns = turn.now + spec.limits.timeout_ns if event.timeout_ns is None else event.timeout_ns
     priority = event.priority or DEFAULT_PRIORITY
@@ -25,7 +28,13 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
     if event.alike:
         request.rows, request.alike = event.rows, event.alike
     turn.state.requests[request.id] = request
-    turn.state.functions[event.function].rhythm.asked(turn.now)
+    if turn.policies.host_tier.learns:
+        learn(turn.state, function, turn.now)
+    else:
+        function.rhythm.asked(turn.now)
+    if function.promoted:
+        function.promoted = False
+        function.ledger.promotions_used += 1
     turn.enqueue(request)
 
 
@@ -83,9 +92,10 @@ def next_timer_ns(state: State) -> int | None:
     timeouts, requests = state.timeouts, state.requests
     while timeouts and timeouts[0][1] not in requests:
         heappop(timeouts)
-    if not timeouts:
-        return None  # nobody waits for anything
-    wanted = timeouts[0][0]
+    wanted = next_promotion_ns(state) if state.promotions else FOREVER_NS
+    if not timeouts:  # nobody waits for anything
+        return None if wanted == FOREVER_NS else wanted
+    wanted = min(wanted, timeouts[0][0])
     if state.gatherings:
         wanted = min(wanted, _next_gathering_ns(state))
     if state.replicate_at_ns is not None:

@@ -37,6 +37,7 @@ from dormouse.core.placement import PLACEMENT
 from dormouse.core.queueing import QUEUEING, Queueing
 from dormouse.core.ready import ReadyQueue
 from dormouse.core.state import State, new_function
+from dormouse.core.tiering import HOST_TIER
 from dormouse.core.turn import Policies, Turn
 from dormouse.core.types import FunctionSpec, Ns, Settings
 
@@ -74,11 +75,12 @@ class Scheduler:
 
     def __init__(self, settings: Settings) -> None:
         """Policies are chosen by name in the settings; an unknown name is a KeyError."""
-        self.state = State(settings, homeless=ReadyQueue(), cold=ReadyQueue())
+        self.state = State(settings, homeless=ReadyQueue(), cold=ReadyQueue(), far=ReadyQueue())
         policies = Policies(
             QUEUEING[settings.queueing],
             PLACEMENT[settings.placement],
             EVICTION[settings.eviction],
+            HOST_TIER[settings.host_tier],
             BINDING[settings.binding],
         )
         self._turn = Turn(self.state, policies)
@@ -102,7 +104,7 @@ class Scheduler:
         # Nearly always the timer that is set comes before all that anybody waits for.
         sooner = timer_ns is None or (timeouts and timeouts[0][0] < timer_ns)
         waits = state.gatherings or state.executorless_since_ns is not None or state.replicate_at_ns is not None
-        if sooner or waits:
+        if sooner or waits or state.promotions:
             wanted = requests.next_timer_ns(state)
             if wanted is not None and (timer_ns is None or wanted < timer_ns):
                 state.timer_ns = wanted

@@ -26,7 +26,9 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto, unique
 from typing import Final, NamedTuple, TypeVar
 
+from dormouse.core.disk import Disk
 from dormouse.core.groups import Groups
+from dormouse.core.intervals import Intervals
 from dormouse.core.lead import Lead
 from dormouse.core.ledger import Histogram, Ledger
 from dormouse.core.messages import Execute, ExecutorCommand
@@ -301,6 +303,11 @@ class Function:
     """No device that is here could hold it, or loading it failed: a pin alone does not try again, a request does."""
     from_disk: bool = False
     """Requests waited while it was read from disk, and no device has loaded it since."""
+    read_started_ns: Ns = 0
+    promoted: bool = False
+    """Its image was read, or is being read, although nobody asks for it yet."""
+    promote_at_ns: Ns | None = None
+    """When to see whether it should be read ahead of its request."""
     load_failures: int = 0
     plain_until_ns: Ns = 0
     """Until then it is loaded from host memory over the device's own link: another way has just failed."""
@@ -319,6 +326,8 @@ class Function:
     lead: Lead = field(default_factory=Lead)
     recent: Recent = field(default_factory=Recent)
     rhythm: Rhythm = field(default_factory=Rhythm)
+    intervals: Intervals = field(default_factory=Intervals)
+    """Counted where the host tier's policy goes by them."""
 
     @property
     def head(self) -> Request | None:
@@ -432,6 +441,9 @@ class State:
     (``core/binding``), every function that has work and whose work is not under way."""
     cold: ReadyQueue
     """Functions on disk that are wanted."""
+    far: ReadyQueue
+    """Images in host memory, that whose next request is farthest away first, as it was when they were asked last; kept
+    where the host tier's policy goes by it."""
     functions: dict[FunctionId, Function] = field(default_factory=dict)
     deployed: int = 0
     """How many functions there have ever been."""
@@ -459,6 +471,9 @@ class State:
     """When waiting behind a busy device will have become too long, if nothing happens until then."""
     gatherings: list[tuple[Ns, FunctionId]] = field(default_factory=list)
     """A heap of when functions stop waiting for company; entries that are no longer so are skipped."""
+    disk: Disk = field(default_factory=Disk)
+    promotions: list[tuple[Ns, FunctionId]] = field(default_factory=list)
+    """A heap of when to look at functions that may soon be asked; entries that are no longer so are skipped."""
     timer_ns: Ns | None = None
     """What the shell's timer is set to."""
     groups: Groups = field(default_factory=Groups)

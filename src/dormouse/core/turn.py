@@ -49,6 +49,7 @@ from dormouse.core.state import (
     State,
     step,
 )
+from dormouse.core.tiering import HostTier, put_in_order
 from dormouse.core.types import FOREVER_NS, Bytes, CommandId, ExecutorId, Ns, OperationId, Path, Reason, RequestId
 
 
@@ -59,6 +60,7 @@ class Policies:
     queueing: Queueing
     placement: Placement
     eviction: Eviction
+    host_tier: HostTier
     one_queue: bool = False
     """All devices are served from one queue; else each lane has its own."""
 
@@ -324,6 +326,7 @@ class Turn:
         self.unpark(function)
         self.state.host_used_bytes += function.host_bytes
         self.state.reading += 1
+        function.read_started_ns = self.now
         self.commands.append(ReadImage(function.id))
         self.settle(function)
 
@@ -333,7 +336,12 @@ class Turn:
         if change is ImageChange.ARRIVED:
             function.from_disk = bool(function.queue)
             self.state.host_recency[function.id] = None
+            self.state.disk.measured(function.spec.image_bytes, self.now - function.read_started_ns)
+            function.ledger.read(function.spec.image_bytes)
+            if self.policies.host_tier.learns:
+                put_in_order(self.state, function, self.now)
         else:
+            self._end_promotion(function)
             self.state.host_used_bytes -= function.host_bytes
 
     def drop_image(self, function: Function) -> None:
@@ -341,8 +349,15 @@ class Turn:
         function.change_image(ImageChange.DROP)
         self.state.host_used_bytes -= function.host_bytes
         del self.state.host_recency[function.id]
+        self.state.far.discard(function.id)
+        self._end_promotion(function)
         self.commands.append(DropImage(function.id))
         self.settle(function)
+
+    def _end_promotion(self, function: Function) -> None:
+        """An image that was read ahead of its request is gone before it came."""
+        function.ledger.promotions_unused += function.promoted
+        function.promoted = False
 
     def park(self, function: Function) -> None:
         """Promise to bring an image to host memory."""

@@ -194,6 +194,7 @@ class Settings(Struct, frozen=True):
     placement: str = "least-displacing"
     eviction: str = "lru"
     replication: str = "worthwhile"
+    host_tier: str = "lru"
     load_ahead: bool = True
     """A device loads while it computes; else it does one thing after another, as Torpor's do."""
     queue_length: int = 10_000

@@ -32,6 +32,7 @@ from dormouse.core.messages import (
     RequestCancelled,
     UnloadRequested,
 )
+from dormouse.core.tiering import HOST_TIER
 from dormouse.core.types import FunctionId, Limits, Ns, OperationId, Pin, RequestId, Settings, Slo
 from dormouse.core.types import Path as RequestPath
 from dormouse.journal import JournalWriter
@@ -106,7 +107,8 @@ def node(draw: random.Random) -> tuple[Machine, Settings, list[tuple[FunctionId,
     peers = {f"{a}>{b}": 8_000_000_000 for a in names for b in names if a != b} if draw.random() < 0.7 else {}
     machine = Machine(devices, peers=peers, detours=draw.random() < 0.5, host_bytes=host_bytes)
     binding = draw.choice(("lanes", "lanes", "late"))
-    return machine, Settings(host_bytes, queue_length=200, binding=binding), functions
+    tier = draw.choice(sorted(HOST_TIER))
+    return machine, Settings(host_bytes, queue_length=200, binding=binding, host_tier=tier), functions
 
 
 def run(seed: int, journal: Path | None = None) -> Counter[str]:

@@ -62,6 +62,10 @@ def check_host(state: State) -> None:
     held = [f for f in functions if f.image is not ImageState.DISK]
     assert state.host_used_bytes == sum(f.host_bytes for f in held) <= state.settings.host_capacity_bytes
     assert set(state.host_recency) == {f.id for f in functions if f.image is ImageState.HOST}
+    assert not state.far.keys or set(state.far.keys) == set(state.host_recency)
+    due = set(state.promotions)
+    assert all(f.promote_at_ns is None or (f.promote_at_ns, f.id) in due for f in functions)
+    assert not any(f.promoted and f.image is ImageState.DISK for f in functions)
     assert state.reading == sum(f.image is ImageState.READING for f in functions)
     assert state.pinned_host_bytes == sum(f.host_bytes for f in functions if f.spec.pin is not Pin.NONE)
     assert state.parking_bytes == sum(f.host_bytes for f in functions if f.parking)

@@ -28,6 +28,13 @@ class Outcome(Struct, frozen=True):
     refused: int
     evictions: int
     moved_bytes: Bytes
+    read_bytes: Bytes
+    """From disk to host memory."""
+    promotions: int
+    """Images read ahead of their request, ..."""
+    promotions_unused: int
+    """... and those of them that left again before one came."""
+    p98_ms: float
     paths: dict[str, PathRow]
     worst_function: str
     worst_share: float
@@ -44,6 +51,10 @@ def outcome_of(state: State, simulated_ns: int, wall_s: float = 0.0) -> Outcome:
     for function in functions:
         for path, histogram in function.ledger.latency.items():
             together.setdefault(path, Histogram()).merge(histogram)
+    everything = Histogram()
+    for histogram in together.values():
+        everything.merge(histogram)
+    ledgers = [function.ledger for function in functions]
     asked = [function for function in functions if function.ledger.requests]
     worst = min(asked, key=lambda f: (f.ledger.in_time / f.ledger.requests, f.id), default=None)
     refusals: Counter[str] = Counter()
@@ -58,6 +69,10 @@ def outcome_of(state: State, simulated_ns: int, wall_s: float = 0.0) -> Outcome:
         refused=sum(refusals.values()),
         evictions=sum(function.ledger.evictions for function in functions),
         moved_bytes=sum(function.ledger.loaded_bytes for function in functions),
+        read_bytes=sum(ledger.read_bytes for ledger in ledgers),
+        promotions=sum(ledger.promotions_used + ledger.promotions_unused for ledger in ledgers),
+        promotions_unused=sum(ledger.promotions_unused for ledger in ledgers),
+        p98_ms=everything.percentile(_P98_PPM) / 1e6,
         paths={str(path): _row(together[path], requests) for path in Path if path in together},
         worst_function="" if worst is None else str(worst.id).partition("/")[0],
         worst_share=1.0 if worst is None else worst.ledger.in_time / worst.ledger.requests,

@@ -6,7 +6,7 @@ Everything that is wrong with one is said in one line with the file, the key and
 import random
 import re
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
@@ -20,12 +20,13 @@ from dormouse.core.placement import PLACEMENT
 from dormouse.core.policies import SETS, with_policies
 from dormouse.core.queueing import QUEUEING
 from dormouse.core.replication import REPLICATION
+from dormouse.core.tiering import HOST_TIER
 from dormouse.core.types import Bytes, DeviceId, FunctionId, Ns, Pair, Settings, Slo, Topology
 from dormouse.core.types import Link as DeviceLink
 from dormouse.errors import ConfigurationFault
 from dormouse.sim import traces, workload
 from dormouse.sim.faults import Faults
-from dormouse.sim.hardware import MS_NS, Device, Machine, Model
+from dormouse.sim.hardware import MIB, MS_NS, Device, Machine, Model
 from dormouse.sim.presets import MACHINES, MODELS
 from dormouse.sim.world import Watcher, World
 
@@ -40,6 +41,7 @@ class MachineTable(Struct, frozen=True, forbid_unknown_fields=True):
     device_bytes: Bytes | None = None
     link_bytes_per_s: int | None = None
     host_bytes: Bytes | None = None
+    disk_bytes_per_s: int | None = None
     hop_us: float | None = None
 
 
@@ -70,6 +72,7 @@ class PoliciesTable(Struct, frozen=True, forbid_unknown_fields=True):
     placement: str | None = None
     eviction: str | None = None
     replication: str | None = None
+    host_tier: str | None = None
     load_ahead: bool | None = None
     slo_window_s: float | None = None
 
@@ -83,7 +86,7 @@ class PoliciesTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkloadTable(Struct, frozen=True, forbid_unknown_fields=True):
-    kind: Literal["poisson", "gamma", "per-minute", "servegen", "skewed", "bursts"] = "poisson"
+    kind: Literal["poisson", "gamma", "per-minute", "servegen", "skewed", "bursts", "timers"] = "poisson"
     duration_s: float = 60.0
     requests_per_s: float = 10.0
     """Over all functions; of traces None of this is asked."""
@@ -92,6 +95,9 @@ class WorkloadTable(Struct, frozen=True, forbid_unknown_fields=True):
     factor: float = 10.0
     share: float = 0.1
     burst_s: float = 2.0
+    shortest_s: float = 30.0
+    longest_s: float = 600.0
+    jitter: float = 0.02
     trace: str = ""
     scale: float = 1.0
     warm: bool = False
@@ -122,8 +128,17 @@ def read(file: Path) -> Scenario:
     except msgspec.ValidationError as fault:
         raise ConfigurationFault(_located(file, text, str(fault))) from None
     for key, value, problem in _problems(scenario):
-        raise ConfigurationFault(_at(file, text, key, f"{key} = {value!r}: {problem}"))
+        raise ConfigurationFault(_at(file, text, key, f"{re.sub(_PLACE, '', key)} = {value!r}: {problem}"))
+    trace = file.parent / scenario.workload.trace
+    if scenario.workload.kind in WITH_TRACE and not trace.is_file():
+        said = f"workload.trace = {scenario.workload.trace!r}: there is no such file"
+        raise ConfigurationFault(_at(file, text, "workload.trace", said))
     return scenario
+
+
+WITH_TRACE = ("per-minute", "servegen")
+_PLACE = r"\[(\d+)\]"
+"""Of a table in an array of tables."""
 
 
 def _located(file: Path, text: str, complaint: str) -> str:
@@ -139,11 +154,14 @@ def _located(file: Path, text: str, complaint: str) -> str:
 def _at(file: Path, text: str, key: str, said: str) -> str:
     """With the line on which the key stands, if there is one."""
     wanted = [re.sub(r"\[.*", "", part) for part in key.split(".")]
+    place = re.search(_PLACE, key)
+    headers_to_pass = int(place[1]) + 1 if place else 0
     table: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
             table = header[1].split(".")
-        elif (pair := re.match(r"\s*([\w-]+)\s*=", line)) and [*table, pair[1]] == wanted:
+            headers_to_pass -= table == wanted[:1]
+        elif headers_to_pass <= 0 and (pair := re.match(r"\s*([\w-]+)\s*=", line)) and [*table, pair[1]] == wanted:
             return f"scenario {file} line {number}: {said}"
     return f"scenario {file}: {said}"
 
@@ -155,6 +173,7 @@ _POLICIES: dict[str, Collection[str]] = {
     "placement": PLACEMENT,
     "eviction": EVICTION,
     "replication": REPLICATION,
+    "host_tier": HOST_TIER,
 }
 
 
@@ -163,8 +182,7 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
     if scenario.machine.like not in MACHINES:
         yield "machine.like", scenario.machine.like, f"there is no such machine; known are {', '.join(MACHINES)}"
         return
-    yield from _unknown_names(scenario)
-    yield from _bad_numbers(scenario)
+    yield from [*_bad_numbers(scenario)] or [*_unknown_names(scenario)] or _impossible(scenario)
 
 
 def _unknown_names(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
@@ -176,29 +194,85 @@ def _unknown_names(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
         name = getattr(scenario.policies, kind)
         if name is not None and name not in chosen:
             yield f"policies.{kind}", name, f"there is no such policy; known are {', '.join(chosen)}"
-    if load.kind in ("per-minute", "servegen") and not load.trace:
+    if load.kind in WITH_TRACE and not load.trace:
         yield "workload.trace", load.trace, f"workload {load.kind!r} needs a trace"
 
 
+_MOST_BYTES = 10**15
+_RANGES: dict[str, dict[str, tuple[float, float]]] = {
+    "machine": {
+        "devices": (1, 64),
+        "device_bytes": (MIB, _MOST_BYTES),
+        "link_bytes_per_s": (1000, _MOST_BYTES),
+        "host_bytes": (MIB, _MOST_BYTES),
+        "disk_bytes_per_s": (1000, _MOST_BYTES),
+        "hop_us": (0, 1e6),
+    },
+    "functions": {"count": (1, 1_000_000)},
+    "policies": {"slo_window_s": (0, 1e7)},
+    "workload": {
+        "duration_s": (0.001, 1e8),
+        "requests_per_s": (1e-6, 1e6),
+        "cv": (0.01, 100),
+        "exponent": (0, 20),
+        "factor": (0.001, 1e6),
+        "share": (0.001, 0.999),
+        "burst_s": (0.001, 1e6),
+        "shortest_s": (0.001, 1e7),
+        "longest_s": (0.001, 1e7),
+        "jitter": (0, 0.49),
+        "scale": (1e-6, 1e6),
+    },
+    "faults": dict.fromkeys(Faults.__struct_fields__, (0, 10_000)),
+}
+_MODEL_RANGES = {
+    "image_bytes": (1, 10**14),
+    "resident_ms": (1e-6, 1e7),
+    "tail_ms": (0, 1e7),
+    "build_ms": (0, 1e7),
+    "deadline_ms": (1e-6, 1e7),
+    "percentile": (1e-4, 100),
+}
+
+
 def _bad_numbers(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
-    positive = {
-        "machine": ("devices", "device_bytes", "link_bytes_per_s", "host_bytes"),
-        "functions": ("count",),
-        "workload": ("duration_s", "requests_per_s", "cv", "factor", "burst_s", "scale"),
-    }
-    for table, keys in positive.items():
-        for key in keys:
-            value = getattr(getattr(scenario, table), key)
-            if value is not None and value <= 0:
-                yield f"{table}.{key}", value, "it must be more than 0"
-    for key in scenario.faults.__struct_fields__:
-        if getattr(scenario.faults, key) < 0:
-            yield f"faults.{key}", getattr(scenario.faults, key), "it must not be less than 0"
-    if not 0 < scenario.workload.share < 1:
-        yield "workload.share", scenario.workload.share, "it must be between 0 and 1"
-    for model in scenario.model:
-        if model.image_bytes <= 0 or model.resident_ms <= 0 or min(model.tail_ms, model.build_ms) < 0:
-            yield "model", model.name, "bytes and milliseconds must be more than 0"
+    for table, ranges in _RANGES.items():
+        yield from _outside(table, getattr(scenario, table), ranges)
+    for place, model in enumerate(scenario.model):
+        yield from _outside(f"model[{place}]", model, _MODEL_RANGES)
+    load = scenario.workload
+    if load.longest_s < load.shortest_s:
+        yield "workload.longest_s", load.longest_s, f"it must not be less than shortest_s ({load.shortest_s})"
+
+
+def _outside(
+    prefix: str, table: Struct, ranges: Mapping[str, tuple[float, float]]
+) -> Iterator[tuple[str, object, str]]:
+    for key, (least, most) in ranges.items():
+        value = getattr(table, key)
+        if value is None or least <= value <= most:
+            continue
+        positive = least > 0 and value <= 0
+        yield (
+            f"{prefix}.{key}",
+            value,
+            "it must be more than 0" if positive else f"it must be from {least:g} to {most:g}",
+        )
+
+
+def _impossible(scenario: Scenario) -> Iterator[tuple[str, object, str]]:
+    """Models that are given twice, or that no device or not all of host memory could hold."""
+    names = [model.name for model in scenario.model]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            yield f"model[{place}].name", name, "there is a model of that name before it"
+    machine, known = machine_of(scenario.machine), _models(scenario)
+    room_bytes = max(d.capacity_bytes // d.chunk_bytes * d.chunk_bytes for d in machine.devices)
+    for name in scenario.functions.models or known:
+        size_bytes = known[name].image_bytes
+        for key, most in (("device_bytes", room_bytes), ("host_bytes", machine.host_bytes)):
+            if size_bytes > most:
+                yield f"machine.{key}", most, f"model {name!r} has {size_bytes} bytes and could never be loaded"
 
 
 def _models(scenario: Scenario) -> dict[str, Model]:
@@ -227,9 +301,13 @@ def machine_of(table: MachineTable) -> Machine:
     }
     given = {key: value for key, value in changes.items() if value is not None}
     devices = tuple(msgspec.structs.replace(device, **given) for device in devices)
-    host_bytes = machine.host_bytes if table.host_bytes is None else table.host_bytes
-    hop_ns = machine.hop_ns if table.hop_us is None else round(table.hop_us * 1000)
-    return msgspec.structs.replace(machine, devices=devices, host_bytes=host_bytes, hop_ns=hop_ns)
+    node = {
+        "host_bytes": table.host_bytes,
+        "disk_bytes_per_s": table.disk_bytes_per_s,
+        "hop_ns": None if table.hop_us is None else round(table.hop_us * 1000),
+    }
+    given = {key: value for key, value in node.items() if value is not None}
+    return msgspec.structs.replace(machine, devices=devices, **given)
 
 
 def topology_of(machine: Machine) -> Topology:
@@ -295,6 +373,12 @@ def arrivals_of(scenario: Scenario, directory: Path, *, functions: int | None = 
             burst_ns = round(load.burst_s * SECOND_NS)
             return workload.bursts(
                 even, duration_ns, seed, factor=load.factor, share=load.share, mean_burst_ns=burst_ns
+            )
+        case "timers":
+            timers = workload.Timers(load.shortest_s, load.longest_s, load.jitter)
+            rate = per_function * count
+            return workload.timers_among_others(
+                count, rate, load.exponent, duration_ns, seed, share=load.share, timers=timers
             )
         case "per-minute":
             rows = traces.calls_per_minute(directory / load.trace)

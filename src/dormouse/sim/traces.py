@@ -12,6 +12,8 @@ import numpy as np
 from dormouse.errors import ConfigurationFault
 from dormouse.sim.workload import Window
 
+MOST_A_MINUTE = 60_000_000
+
 
 def calls_per_minute(file: Path) -> list[list[int]]:
     """A numpy array of whole numbers, one row a function, one column a minute (Torpor's ``samples.npy``)."""
@@ -21,10 +23,12 @@ def calls_per_minute(file: Path) -> list[list[int]]:
         raise ConfigurationFault(f"trace {file} is not there") from None
     except (OSError, ValueError, EOFError) as fault:
         raise ConfigurationFault(f"trace {file} is no numpy array: {fault}") from None
-    if array.ndim != 2 or array.dtype.kind not in "iu" or array.size == 0 or int(array.min()) < 0:
+    numbers = array.ndim == 2 and array.dtype.kind in "iu" and array.size > 0
+    if not numbers or int(array.min()) < 0 or int(array.max()) > MOST_A_MINUTE:
         found = f"{array.dtype}{list(array.shape)}"
         raise ConfigurationFault(
-            f"trace {file} holds {found}; calls per minute are whole numbers by function and minute"
+            f"trace {file} holds {found}; calls per minute are whole numbers by function and minute, each from 0 to "
+            f"{MOST_A_MINUTE}"
         )
     rows: list[list[int]] = array.tolist()
     return rows
@@ -37,13 +41,18 @@ def client_windows(file: Path) -> list[list[Window]]:
         for line, row in _rows(file, text, ("client_id", "rate_rps", "iat_dist", "iat_p1")):
             try:
                 rate, kind = float(row["rate_rps"]), row["iat_dist"].lower()
+                if not 0 <= rate <= MOST_A_MINUTE / 60:
+                    raise ValueError(f"a rate of {rate} requests a second")
                 shape = float(row["iat_p1"]) if rate > 0 and kind in ("gamma", "weibull") else 1.0
                 # A client with too few requests in a window for a fit asks at random: Poisson.
                 window = Window(rate, shape if shape > 0 else 1.0, weibull=kind == "weibull" and shape > 0)
                 clients.setdefault(int(row["client_id"]), []).append(window)
             except ValueError as fault:
                 raise ConfigurationFault(f"trace {file} line {line}: {fault}") from None
-    return [windows for windows in clients.values() if any(window.rate > 0 for window in windows)]
+    asking = [windows for windows in clients.values() if any(window.rate > 0 for window in windows)]
+    if not asking:
+        raise ConfigurationFault(f"trace {file} holds no client that ever asks")
+    return asking
 
 
 def invocation_totals(file: Path) -> list[int]:

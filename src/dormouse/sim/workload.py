@@ -5,10 +5,11 @@ Every stream is a function of its parameters and a seed. Rates are requests per 
 
 import random
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
-from itertools import accumulate
-from math import ceil
+from heapq import heappop, heappush, merge
+from itertools import accumulate, repeat
+from math import ceil, exp, log
 from math import gamma as gamma_function
+from typing import NamedTuple
 
 from dormouse.core.types import Ns
 
@@ -107,6 +108,47 @@ def bursts(
         for offset_ns, number in poisson(now, ends_ns - at_ns, draw.getrandbits(63)):
             yield at_ns + offset_ns, number
         at_ns, busy = ends_ns, not busy
+
+
+def periodic(periods_s: Sequence[float], jitter: float, duration_ns: Ns, seed: int) -> Arrivals:
+    """Functions on timers: each asked once a period, by up to ``jitter`` periods early or late; 0: one that is not."""
+    draw = random.Random(seed)
+    streams = []
+    for number, period_s in enumerate(periods_s):
+        if period_s:
+            own = random.Random(draw.getrandbits(63))
+            streams.append(zip(_timer(round(period_s * SECOND_NS), jitter, duration_ns, own), repeat(number)))
+    return merge(*streams)
+
+
+def _timer(period_ns: Ns, jitter: float, duration_ns: Ns, draw: random.Random) -> Iterator[Ns]:
+    due_ns, last_ns = round(draw.random() * period_ns), 0
+    while due_ns <= duration_ns:
+        last_ns = max(last_ns, due_ns + round(draw.uniform(-jitter, jitter) * period_ns))
+        yield last_ns
+        due_ns += period_ns
+
+
+def timers_among_others(
+    functions: int, total_rate: float, exponent: float, duration_ns: Ns, seed: int, *, share: float, timers: "Timers"
+) -> Arrivals:
+    """A share of the functions is on timers with periods drawn evenly on a logarithmic scale; the others are asked at
+    random, some much more often than others."""
+    draw = random.Random(seed)
+    timed = set(draw.sample(range(functions), round(share * functions)))
+    low, high = log(timers.shortest_s), log(timers.longest_s)
+    periods = [exp(draw.uniform(low, high)) if number in timed else 0.0 for number in range(functions)]
+    others = iter(skewed(functions - len(timed), total_rate, exponent, seed) if len(timed) < functions else ())
+    rates = [0.0 if number in timed else next(others) for number in range(functions)]
+    return merge(periodic(periods, timers.jitter, duration_ns, seed), poisson(rates, duration_ns, seed))
+
+
+class Timers(NamedTuple):
+    """Periods, and how far from them requests come, in periods."""
+
+    shortest_s: float
+    longest_s: float
+    jitter: float
 
 
 def skewed(functions: int, total_rate: float, exponent: float, seed: int) -> list[float]:

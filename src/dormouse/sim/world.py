@@ -52,8 +52,8 @@ from dormouse.sim.executor import SimulatedExecutor
 from dormouse.sim.hardware import Device, Machine, Model
 from dormouse.sim.network import Copy, Link, Network, Route
 
-_BILLION = 1_000_000_000
-RESTART_NS: Ns = 3 * _BILLION
+SECOND_NS: Ns = 1_000_000_000
+RESTART_NS: Ns = 3_000_000_000
 """From the loss of an executor to the next one on its device."""
 
 Watcher = Callable[[Ns, Event, list[Command]], None]
@@ -92,6 +92,7 @@ class World:
         self.links = {device.name: Link(device.name, device.link_bytes_per_s) for device in machine.devices}
         self.links |= {name: Link(name, bytes_per_s) for name, bytes_per_s in machine.uplinks.items()}
         self.links |= {name: Link(name, bytes_per_s) for name, bytes_per_s in machine.peers.items()}
+        self._disk = Link("disk", machine.disk_bytes_per_s)
         for device in machine.devices:
             self._join(device)
         for number, (function, model) in enumerate(functions):
@@ -123,7 +124,7 @@ class World:
                 self.request(function)
             while self._heap and self.core.state.requests:
                 self._step()
-            self.until(self.now + _BILLION)
+            self.until(self.now + SECOND_NS)
         self.forget_history()
 
     def forget_history(self) -> None:
@@ -186,8 +187,7 @@ class World:
                 self._set_timer(command.at_ns)
             case ReadImage():
                 size_bytes = self._models[command.function].image_bytes
-                read_ns = size_bytes * _BILLION // self.machine.disk_bytes_per_s
-                self.later(read_ns, lambda: self.tell(ImageRead(command.function)))
+                self.copy(size_bytes, ([self._disk],), lambda: self.tell(ImageRead(command.function)))
             case Reply() | Refuse() | Acknowledge() | DropImage() | DeleteImage():
                 pass
 
