@@ -13,8 +13,11 @@ import numpy as np
 from dormouse.core.types import Path
 from dormouse.errors import DeadlineMissed, ExecutionFault, RefusedSource, Unavailable, UnknownFunction
 from dormouse.functions import Manifest
-from dormouse.submit import Chunk, Description, IndexEntry, Inference
+from dormouse.submit import Chunk, Description, IndexEntry, Inference, Statistics, Tally
 from dormouse.tensors import DATATYPE_BYTES, Signature, Tensor, TensorSpec
+
+QUEUED_NS, DEVICE_NS, ENDED_MS = 1_500_000, 2_000, 1_700_000_000_000
+"""Of every answer."""
 
 Program = Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Tensor, ...]]]
 """Inputs and the manifest's arguments to the chunks of an answer."""
@@ -85,6 +88,22 @@ class Deployed:
     signature: Signature
     loaded: bool = True
     requests: int = 0
+    answers: int = 0
+
+    def statistics(self) -> Statistics:
+        count, failures = self.answers, self.requests - self.answers
+        took = Tally(count, count * (QUEUED_NS + DEVICE_NS))
+        return Statistics(
+            self.manifest.name,
+            str(self.revision),
+            answered=took,
+            failed=Tally(failures, failures * QUEUED_NS),
+            queued_ns=count * QUEUED_NS,
+            device_ns=count * DEVICE_NS,
+            executions=count,
+            last_ms=ENDED_MS if count else 0,
+            paths={Path.HOST: took} if count else {},
+        )
 
 
 @dataclass
@@ -116,7 +135,14 @@ class InMemory:
 
     def describe(self, name: str, version: str | None = None) -> Description:
         found = self._find(name, version)
-        return Description(name, (str(found.revision),), "numpy", found.signature)
+        manifest = found.manifest
+        versions = (str(found.revision),)
+        return Description(name, versions, "numpy", found.signature, manifest.batch, manifest.slo, manifest.limits)
+
+    def statistics(self, name: str | None = None, version: str | None = None) -> Sequence[Statistics]:
+        """Of answers, each of which has waited and run for as long as its chunks say."""
+        found = self.deployed.values() if name is None else [self._find(name, version)]
+        return [each.statistics() for each in found]
 
     def function_ready(self, name: str, version: str | None = None) -> bool:
         return self._find(name, version).loaded
@@ -148,7 +174,8 @@ class InMemory:
                 wanted = tuple(
                     tensor for tensor in outputs if tensor.name in inference.outputs or not inference.outputs
                 )
-                yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Path.HOST, 1_500_000, 2_000)
+                found.answers += index == len(chunks) - 1
+                yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Path.HOST, QUEUED_NS, DEVICE_NS)
                 self._break()
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1

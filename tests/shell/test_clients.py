@@ -15,6 +15,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
+from dormouse.gateway.kserve import EXTENSIONS
 from tests.shell.running import RunningServer
 
 ROW = np.array([[1.0, 2.5, -3.0], [0.0, 1e-3, 1e6]], dtype=np.float32)
@@ -131,7 +132,7 @@ def test_triton_may_say_the_schedule(client: Any, server: RunningServer) -> None
 def test_triton_reads_health_and_metadata(client: Any, server: RunningServer) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "model_repository", "schedule_policy"]
+    assert client.get_server_metadata()["extensions"] == list(EXTENSIONS)
     assert client.get_model_metadata("affine") == client.get_model_metadata("affine", "1")
     assert client.get_model_metadata("affine") == {
         "name": "affine",

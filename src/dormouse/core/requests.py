@@ -73,7 +73,7 @@ def time_out(turn: Turn, request: Request) -> None:
         turn.refuse(request, Reason.TIMEOUT, message)
     else:
         turn.abandon(request)
-        function.ledger.refused(Reason.TIMEOUT)
+        function.ledger.refused(Reason.TIMEOUT, turn.now - request.arrived_ns)
         turn.commands.append(Refuse(request.id, Reason.TIMEOUT, message))
 
 
