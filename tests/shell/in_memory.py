@@ -36,6 +36,12 @@ def affine(inputs: Sequence[Tensor], arguments: dict[str, Any]) -> list[tuple[Te
     return [(Tensor("y", "FP32", x.shape, y.tobytes()), Tensor("total", "FP64", x.shape[:1], total.tobytes()))]
 
 
+def classifier(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    (x,) = inputs
+    scores = np.frombuffer(x.data, "<f4").reshape(x.shape).sum(axis=1, keepdims=True).repeat(10, axis=1)
+    return [(Tensor("output", "FP32", scores.shape, scores.astype("<f4").tobytes()),)]
+
+
 def upper(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
     (x,) = inputs
     return [(Tensor("y", "BYTES", x.shape, bytes(x.data).upper()),)]
@@ -64,6 +70,10 @@ PROGRAMS: dict[str, tuple[Program, Signature]] = {
         Signature(
             (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 3)), TensorSpec("total", "FP64", (-1,)))
         ),
+    ),
+    "classifier": (
+        classifier,
+        Signature((TensorSpec("input", "FP32", (-1, 3)),), (TensorSpec("output", "FP32", (-1, 10)),)),
     ),
     "upper": (upper, Signature((TensorSpec("x", "BYTES", (-1, 1)),), (TensorSpec("y", "BYTES", (-1, 1)),))),
     "running_total": (
@@ -115,6 +125,10 @@ class InMemory:
     entered: asyncio.Event | None = None
     cancelled: int = 0
     given_up: asyncio.Event | None = None
+    arrivals: asyncio.Semaphore | None = None
+    """Released by each inference that begins."""
+    departures: asyncio.Semaphore | None = None
+    """Released by each that is cancelled."""
     break_after_first: str = ""
     """Fail after the first chunk: ``bug`` or ``late``."""
     seen: list[Inference] = field(default_factory=list)
@@ -163,6 +177,8 @@ class InMemory:
         if not found.loaded:
             raise Unavailable(f"function {inference.name!r} is unloaded; load it first")
         self.seen.append(inference)
+        if self.arrivals is not None:
+            self.arrivals.release()
         found.requests += 1
         chunks = found.program(inference.inputs, found.manifest.arguments)
         try:
@@ -181,6 +197,8 @@ class InMemory:
             self.cancelled += 1
             if self.given_up is not None:
                 self.given_up.set()
+            if self.departures is not None:
+                self.departures.release()
             raise
 
     async def load(self, name: str) -> None:

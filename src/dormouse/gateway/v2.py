@@ -14,6 +14,7 @@ from dormouse.core.types import Bytes
 from dormouse.errors import Unavailable
 from dormouse.gateway import bodies, content, kserve, reports
 from dormouse.gateway.answers import Handler, LinesAnswer, TensorAnswer, json_answer, unless_gone
+from dormouse.gateway.chunks import last_of
 from dormouse.submit import Chunk, Submit
 
 
@@ -108,22 +109,13 @@ class V2:
         if lines:
             return await _streamed(request, parsed, chunks)
         async with contextlib.aclosing(chunks):
-            answer = await unless_gone(request.receive, _last(chunks))
+            answer = await unless_gone(request.receive, last_of(chunks))
         reply = bodies.render_infer(parsed, answer)
         return await _packed(reply, content.chosen_coding(request.headers.get("accept-encoding", "")))
 
 
 def _model(request: Request) -> tuple[str, str | None]:
     return request.path_params["name"], request.path_params.get("version")
-
-
-async def _last(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
-    """A client that does not stream gets the last chunk, which is the whole of a model that does not stream."""
-    last = None
-    async for chunk in chunks:
-        last = chunk
-    assert last is not None, "an answer without a chunk"
-    return last
 
 
 async def _streamed(request: Request, parsed: bodies.InferRequest, chunks: AsyncGenerator[Chunk, None]) -> LinesAnswer:
