@@ -171,3 +171,13 @@ def test_statistics_tell_runs_from_answers_and_refusals_from_both(tmp_path: Path
                 node.statistics("nobody")
 
     run(work())
+
+
+def test_one_request_may_have_more_rows_than_a_batch(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(replace(manifest("f", "picky"), batch=BatchManifest(2)))
+            x = given(5, 0)
+            assert_close(await answer(node, "f", x), expected(zoo.Picky(7, 1), x))
+
+    run(work())
