@@ -12,7 +12,7 @@ TORCH ?= $(if $(GPU),torch>=2.11,torch==2.13.0)
 EXTRAS := demo,test$(if $(GPU),$(comma)gpu)
 SECONDS_OF_DEMO ?= 30
 
-.PHONY: help install demo test sim test-gpu lint types format check clean
+.PHONY: help install demo test sim fuzz protocol test-gpu lint types format check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +34,12 @@ test: $(VENV)/installed lint types ## lint, types and every test that needs no G
 
 sim: $(VENV)/installed ## 2,000 random histories of a small node with faults; a failure prints its seed
 	$(BIN)/python -m dormouse.sim.campaign
+
+fuzz: $(VENV)/installed ## 5,000 made-up requests over HTTP and over gRPC each; a failure prints how to repeat it
+	DORMOUSE_FUZZ=5000 $(BIN)/python -m pytest tests/shell/test_openapi.py tests/shell/test_grpc_fuzz.py
+
+protocol: $(VENV)/installed ## compile the .proto files
+	cd src/dormouse/gateway && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --descriptor_set_out=protocol.binpb inference.proto health.proto
 
 test-gpu: ## the tests that need an NVIDIA GPU, with the python on the PATH
 	$(PYTHON) -m pytest tests/gpu tests/contract -m gpu

@@ -21,6 +21,9 @@ MIB: Bytes = 1024 * KIB
 GIB: Bytes = 1024 * MIB
 PAGE_BYTES: Bytes = 4096
 SETTINGS_FILE = "settings.json"
+GRPC_PORT = 8001
+NO_GRPC = -1
+"""In place of a port."""
 FOR_ONE_START = ("state_dir", "faults", "poison")
 """Not kept: where they are kept, and what only tests and debugging want."""
 
@@ -32,6 +35,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Catalog, images, settings: everything that survives a restart."""
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
+    """At the same host. None: 8001, or any free one where ``port`` is 0. ``NO_GRPC``: none."""
     device: str = "auto"
     """``cpu``, ``cuda`` (all), ``cuda:N``, several (``cuda:0,cuda:2``), or ``auto``: CUDA where there is a card."""
     device_bytes: Bytes | None = None
@@ -126,6 +131,10 @@ def checked(config: Config) -> Config:
     _require(config.threads <= MOST_THREADS, "threads", config.threads, f"at most {MOST_THREADS}")
     _require(config.host != "", "host", config.host, "an address to listen on, 0.0.0.0 for all")
     _require(config.port < 2**16, "port", config.port, "0 to 65535; 0 picks a free one")
+    grpc_port = config.grpc_port
+    possible = grpc_port is None or NO_GRPC <= grpc_port < 2**16
+    _require(possible, "grpc_port", grpc_port, "0 to 65535; 0 picks a free one, -1 or off means no gRPC")
+    _require(not grpc_port or grpc_port != config.port, "grpc_port", grpc_port, "another than port")
     device = re.fullmatch(r"auto|cpu|cuda|(?:(?:cpu|cuda):[0-9]{1,3}(?:,(?!$)|$))+", config.device)
     _require(device is not None, "device", config.device, "auto, cpu, cuda, cuda:N or several: cuda:0,cuda:1")
     chunk = config.chunk_bytes
@@ -178,6 +187,8 @@ def _plain(key: str, value: object) -> object:
     """A setting as the command line or a file writes it, without units and Path objects."""
     if value == "auto" and key in OPTIONAL:
         return None
+    if key == "grpc_port" and isinstance(value, str):
+        return NO_GRPC if value == "off" else int(value) if re.fullmatch("-?[0-9]{1,6}", value) else value
     if isinstance(value, str) and key in SIZES:
         return parse_size(key, value)
     if isinstance(value, Path):

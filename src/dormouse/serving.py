@@ -1,4 +1,4 @@
-"""Puts a server together: settings, node, HTTP application, socket; and takes it apart again on a signal.
+"""Puts a server together: settings, node, HTTP application, gRPC, sockets; and takes it apart again on a signal.
 
 Decides nothing. Signals are handled here and not by uvicorn, which would raise them again as soon as HTTP has ended
 and so kill the process before the node has closed.
@@ -9,19 +9,25 @@ import contextlib
 import importlib
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
+from msgspec import Struct
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dormouse.config import Config
+from dormouse.config import GRPC_PORT, NO_GRPC, Config
 from dormouse.core.types import Bytes
 from dormouse.errors import ConfigurationFault
 from dormouse.gateway.app import create_app
 from dormouse.submit import Submit
+
+if TYPE_CHECKING:
+    from dormouse.gateway.grpc_server import GrpcServer
 
 GRACE_S = 10
 """How long requests in flight may take to end after a stop is asked for."""
@@ -46,24 +52,62 @@ def open_node(config: Config) -> AbstractAsyncContextManager[Submit]:
     return node
 
 
-async def serve(config: Config, *, on_ready: Callable[[str], None], open_node: OpenNode = open_node) -> None:
+class Doors(Struct, frozen=True):
+    """Where a server listens: a URL, and host and port for gRPC, if it has that."""
+
+    http: str
+    grpc: str | None
+
+
+async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node: OpenNode = open_node) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait for requests in flight. Main thread only.
 
-    ``on_ready`` gets the address once connections are accepted. Raises ConfigurationFault if it cannot be bound.
+    ``on_ready`` gets the addresses once connections are accepted. Raises ConfigurationFault if one cannot be bound.
     """
     with bind(config.host, config.port) as listener:
-        stop = asyncio.Event()
-        hurry = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        grpc = _bind_grpc(config, listener)
+        async with _signalled() as (stop, hurry), open_node(config) as node:
+            app = create_app(node, body_limit_bytes=config.body_limit_bytes)
+            address = None if grpc is None else grpc.address
+            async with contextlib.AsyncExitStack() as doors:
+                if grpc is not None:
+                    await doors.enter_async_context(grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S))
+                ready = partial(_tell, on_ready, address)
+                await serve_app(app, listener, on_ready=ready, stop=stop, hurry=hurry)
+
+
+def _tell(on_ready: Callable[[Doors], None], grpc: str | None, http: str) -> None:
+    on_ready(Doors(http, grpc))
+
+
+@contextlib.asynccontextmanager
+async def _signalled() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Inside, a first signal sets the first event, and a second one the other."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
+    try:
+        yield stop, hurry
+    finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, lambda: hurry.set() if stop.is_set() else stop.set())
-        try:
-            async with open_node(config) as node:
-                app = create_app(node, body_limit_bytes=config.body_limit_bytes)
-                await serve_app(app, listener, on_ready=on_ready, stop=stop, hurry=hurry)
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)
+
+
+def _bind_grpc(config: Config, listener: socket.socket) -> "GrpcServer | None":
+    """The gRPC server, beside HTTP's listener. Raises ConfigurationFault."""
+    if config.grpc_port == NO_GRPC:
+        return None
+    from dormouse.gateway.grpc_server import GrpcServer  # takes a fifth of a second, and not everybody wants it
+
+    usual = GRPC_PORT if config.port else 0
+    port = usual if config.grpc_port is None else config.grpc_port
+    host = listener.getsockname()[0]
+    if port:
+        bind(host, port, "--grpc-port").close()  # which says why, if it cannot be had; gRPC would not
+    server = GrpcServer(config.body_limit_bytes)
+    server.bind(host, port)
+    return server
 
 
 async def serve_app(
@@ -97,7 +141,7 @@ async def serve_app(
         await asyncio.gather(*watches, return_exceptions=True)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     """A socket bound to the address, port 0 meaning any free one. Raises ConfigurationFault."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -113,7 +157,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as fault:
         listener.close()
         raise ConfigurationFault(
-            f"cannot listen on {host} port {port}: {fault.strerror}; choose another with --port (0: any free one)"
+            f"cannot listen on {host} port {port}: {fault.strerror}; choose another with {option} (0: any free one)"
         ) from None
     return listener
 

@@ -4,13 +4,13 @@ A request goes in, a stream of chunks comes out, because generation streams. Ten
 row-major bytes; BYTES elements carry a 4-byte little-endian length each, as on the V2 wire.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from dormouse.core.types import DEFAULT_PRIORITY, Ns, Path
-from dormouse.functions import Manifest
+from dormouse.functions import BatchManifest, LimitsManifest, Manifest, SloManifest
 from dormouse.tensors import Signature, Tensor
 
 
@@ -38,12 +38,15 @@ class Chunk(Struct, frozen=True):
 
 
 class Description(Struct, frozen=True):
-    """What V2 model metadata is made from."""
+    """What V2 model metadata and configuration are made from."""
 
     name: str
     versions: tuple[str, ...]
     platform: str
     signature: Signature
+    batch: BatchManifest = BatchManifest()
+    slo: SloManifest = SloManifest()
+    limits: LimitsManifest = LimitsManifest()
 
 
 class IndexEntry(Struct, frozen=True):
@@ -53,6 +56,32 @@ class IndexEntry(Struct, frozen=True):
     version: str
     state: str
     reason: str
+
+
+class Tally(Struct, frozen=True):
+    """So many, and how long they took together."""
+
+    count: int = 0
+    ns: Ns = 0
+
+
+class Statistics(Struct, frozen=True):
+    """How a function has been served since it was deployed or the server started."""
+
+    name: str
+    version: str
+    answered: Tally = Tally()
+    failed: Tally = Tally()
+    """Refused ones too; those that their clients gave up are in neither."""
+    queued_ns: Ns = 0
+    """How long those answered waited before they were given to a device."""
+    device_ns: Ns = 0
+    executions: int = 0
+    """Runs that were answered from; fewer than answers where requests are batched."""
+    last_ms: int = 0
+    """When a request last ended, in milliseconds since 1970; 0: never."""
+    paths: Mapping[Path, Tally] = {}
+    """Answers by the way the model took to the device."""
 
 
 class Submit(Protocol):
@@ -68,6 +97,9 @@ class Submit(Protocol):
         """False for a known function that cannot be served now; UnknownFunction for an unknown one."""
 
     def index(self) -> Sequence[IndexEntry]: ...
+
+    def statistics(self, name: str | None = None, version: str | None = None) -> Sequence[Statistics]:
+        """Of one function, or of all. Raises UnknownFunction."""
 
     def infer(self, inference: Inference) -> AsyncGenerator[Chunk, None]:
         """Closing the generator (``aclose``), or cancelling the task that waits on it, cancels the request."""

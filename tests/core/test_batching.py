@@ -295,3 +295,16 @@ def test_a_ledger_has_all_of_it_and_a_reply_how_long_it_took(story: Story) -> No
     story.bench.send(RequestCancelled(RequestId(3)))
     assert [reply.device_ns for reply in every(story.end(device_ns=100), Reply)] == [100, 100]
     assert story.bench.state.functions[F].ledger.device_ns == 107
+
+
+def test_a_ledger_counts_runs_apart_from_answers_and_what_they_waited(story: Story) -> None:
+    story.ask(1)
+    story.ask(2)
+    story.ask(4)
+    for _ in range(2):
+        story.end(device_ns=7)
+    ledger = story.bench.state.functions[F].ledger
+    replies = sum(histogram.count for histogram in ledger.latency.values())
+    assert (ledger.executions, replies) == (2, 4), "one by itself that ran already, and three together"
+    assert ledger.last_answer_ns == story.bench.now
+    assert 0 <= ledger.queued_ns <= sum(histogram.total_ns for histogram in ledger.latency.values())

@@ -67,3 +67,10 @@ def test_merged_histograms_are_those_of_all_durations(one: list[int], other: lis
         more.add(duration)
     apart.merge(more)
     assert (apart.buckets, apart.count, apart.total_ns) == (together.buckets, together.count, together.total_ns)
+
+
+def test_refusals_say_how_long_their_requests_had_waited() -> None:
+    ledger = Ledger()
+    ledger.refused(Reason.TIMEOUT, 40)
+    ledger.refused(Reason.QUEUE_FULL)
+    assert (ledger.refused_ns, ledger.refusals.total()) == (40, 2)

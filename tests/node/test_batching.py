@@ -1,6 +1,7 @@
 """Requests that run together on a whole node: every answer is its own, and one that is bad is bad alone."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from dormouse.control.batching import likeness, parted
 from dormouse.core.messages import Execute
-from dormouse.errors import ExecutionFault, RefusedSource
+from dormouse.errors import ExecutionFault, RefusedSource, UnknownFunction
 from dormouse.functions import BatchManifest
 from dormouse.journal import read_journal
 from dormouse.submit import Inference
@@ -147,3 +148,36 @@ def test_an_output_is_parted_by_rows() -> None:
         ((1, 3), bytes(range(6))),
         ((3, 3), bytes(range(6, 24))),
     ]
+
+
+def test_statistics_tell_runs_from_answers_and_refusals_from_both(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(replace(manifest("f", "picky"), batch=BatchManifest(2, LONG_MS)))
+            begun_ms = time.time_ns() // 1_000_000
+            await answer(node, "f", given(2, 0))
+            (one,) = node.statistics("f", "1")
+            assert (one.answered.count, one.executions, one.failed.count) == (1, 1, 0)
+            assert one.answered.ns >= one.queued_ns + one.device_ns > 0
+            assert begun_ms <= one.last_ms <= time.time_ns() // 1_000_000
+            assert sum(tally.count for tally in one.paths.values()) == 1
+            await asyncio.gather(*(answer(node, "f", given(1, seed)) for seed in (1, 2)))
+            with pytest.raises(ExecutionFault):
+                await answer(node, "f", tensor(np.full((2, zoo.WIDTH), np.nan)))
+            (one,) = node.statistics()
+            assert (one.answered.count, one.executions, one.failed.count) == (3, 2, 1)
+            assert one.failed.ns > 0
+            with pytest.raises(UnknownFunction):
+                node.statistics("nobody")
+
+    run(work())
+
+
+def test_one_request_may_have_more_rows_than_a_batch(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(replace(manifest("f", "picky"), batch=BatchManifest(2)))
+            x = given(5, 0)
+            assert_close(await answer(node, "f", x), expected(zoo.Picky(7, 1), x))
+
+    run(work())

@@ -13,8 +13,11 @@ import numpy as np
 from dormouse.core.types import Path
 from dormouse.errors import DeadlineMissed, ExecutionFault, RefusedSource, Unavailable, UnknownFunction
 from dormouse.functions import Manifest
-from dormouse.submit import Chunk, Description, IndexEntry, Inference
+from dormouse.submit import Chunk, Description, IndexEntry, Inference, Statistics, Tally
 from dormouse.tensors import DATATYPE_BYTES, Signature, Tensor, TensorSpec
+
+QUEUED_NS, DEVICE_NS, ENDED_MS = 1_500_000, 2_000, 1_700_000_000_000
+"""Of every answer."""
 
 Program = Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Tensor, ...]]]
 """Inputs and the manifest's arguments to the chunks of an answer."""
@@ -28,9 +31,17 @@ def echo(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]
 def affine(inputs: Sequence[Tensor], arguments: dict[str, Any]) -> list[tuple[Tensor, ...]]:
     (x,) = inputs
     values = np.frombuffer(x.data, "<f4").reshape(x.shape)
-    y = values * np.float32(arguments.get("scale", 2)) + np.float32(arguments.get("offset", 1))
-    total = y.sum(axis=1, dtype=np.float64)
+    with np.errstate(all="ignore"):
+        y = values * np.float32(arguments.get("scale", 2)) + np.float32(arguments.get("offset", 1))
+        total = y.sum(axis=1, dtype=np.float64)
     return [(Tensor("y", "FP32", x.shape, y.tobytes()), Tensor("total", "FP64", x.shape[:1], total.tobytes()))]
+
+
+def classifier(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    (x,) = inputs
+    with np.errstate(all="ignore"):
+        scores = np.frombuffer(x.data, "<f4").reshape(x.shape).sum(axis=1, keepdims=True).repeat(10, axis=1)
+    return [(Tensor("output", "FP32", scores.shape, scores.astype("<f4").tobytes()),)]
 
 
 def upper(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
@@ -62,6 +73,10 @@ PROGRAMS: dict[str, tuple[Program, Signature]] = {
             (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 3)), TensorSpec("total", "FP64", (-1,)))
         ),
     ),
+    "classifier": (
+        classifier,
+        Signature((TensorSpec("input", "FP32", (-1, 3)),), (TensorSpec("output", "FP32", (-1, 10)),)),
+    ),
     "upper": (upper, Signature((TensorSpec("x", "BYTES", (-1, 1)),), (TensorSpec("y", "BYTES", (-1, 1)),))),
     "running_total": (
         running_total,
@@ -85,6 +100,22 @@ class Deployed:
     signature: Signature
     loaded: bool = True
     requests: int = 0
+    answers: int = 0
+
+    def statistics(self) -> Statistics:
+        count, failures = self.answers, self.requests - self.answers
+        took = Tally(count, count * (QUEUED_NS + DEVICE_NS))
+        return Statistics(
+            self.manifest.name,
+            str(self.revision),
+            answered=took,
+            failed=Tally(failures, failures * QUEUED_NS),
+            queued_ns=count * QUEUED_NS,
+            device_ns=count * DEVICE_NS,
+            executions=count,
+            last_ms=ENDED_MS if count else 0,
+            paths={Path.HOST: took} if count else {},
+        )
 
 
 @dataclass
@@ -96,6 +127,10 @@ class InMemory:
     entered: asyncio.Event | None = None
     cancelled: int = 0
     given_up: asyncio.Event | None = None
+    arrivals: asyncio.Semaphore | None = None
+    """Released by each inference that begins."""
+    departures: asyncio.Semaphore | None = None
+    """Released by each that is cancelled."""
     break_after_first: str = ""
     """Fail after the first chunk: ``bug`` or ``late``."""
     seen: list[Inference] = field(default_factory=list)
@@ -116,7 +151,14 @@ class InMemory:
 
     def describe(self, name: str, version: str | None = None) -> Description:
         found = self._find(name, version)
-        return Description(name, (str(found.revision),), "numpy", found.signature)
+        manifest = found.manifest
+        versions = (str(found.revision),)
+        return Description(name, versions, "numpy", found.signature, manifest.batch, manifest.slo, manifest.limits)
+
+    def statistics(self, name: str | None = None, version: str | None = None) -> Sequence[Statistics]:
+        """Of answers, each of which has waited and run for as long as its chunks say."""
+        found = self.deployed.values() if name is None else [self._find(name, version)]
+        return [each.statistics() for each in found]
 
     def function_ready(self, name: str, version: str | None = None) -> bool:
         return self._find(name, version).loaded
@@ -137,6 +179,8 @@ class InMemory:
         if not found.loaded:
             raise Unavailable(f"function {inference.name!r} is unloaded; load it first")
         self.seen.append(inference)
+        if self.arrivals is not None:
+            self.arrivals.release()
         found.requests += 1
         chunks = found.program(inference.inputs, found.manifest.arguments)
         try:
@@ -148,12 +192,15 @@ class InMemory:
                 wanted = tuple(
                     tensor for tensor in outputs if tensor.name in inference.outputs or not inference.outputs
                 )
-                yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Path.HOST, 1_500_000, 2_000)
+                found.answers += index == len(chunks) - 1
+                yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Path.HOST, QUEUED_NS, DEVICE_NS)
                 self._break()
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
             if self.given_up is not None:
                 self.given_up.set()
+            if self.departures is not None:
+                self.departures.release()
             raise
 
     async def load(self, name: str) -> None:

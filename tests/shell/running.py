@@ -1,4 +1,4 @@
-"""A real HTTP server on a free loopback port, in a thread of the test process."""
+"""A real server, HTTP and gRPC on free loopback ports, in a thread of the test process."""
 
 import asyncio
 import concurrent.futures
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dormouse.gateway.app import create_app
-from dormouse.serving import bind, run, serve_app
+from dormouse.gateway.grpc_server import GrpcServer
+from dormouse.serving import GRACE_S, bind, run, serve_app
 from tests.shell.in_memory import InMemory, furnished
 
 BODY_LIMIT_BYTES = 1024 * 1024
@@ -17,6 +18,8 @@ BODY_LIMIT_BYTES = 1024 * 1024
 @dataclass
 class RunningServer:
     url: str
+    grpc: str
+    """Host and port of its gRPC door."""
     node: InMemory
     loop: asyncio.AbstractEventLoop
     stop: asyncio.Event
@@ -36,15 +39,17 @@ def running() -> Iterator[RunningServer]:
     async def serve() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        grpc = GrpcServer(BODY_LIMIT_BYTES)
+        grpc.bind("127.0.0.1", 0)
+        hurry = asyncio.Event()
+
+        def tell(url: str) -> None:
+            started.set_result(RunningServer(url, grpc.address, node, loop, stop))
+
         app = create_app(node, body_limit_bytes=BODY_LIMIT_BYTES)
         with bind("127.0.0.1", 0) as listener:
-            await serve_app(
-                app,
-                listener,
-                on_ready=lambda url: started.set_result(RunningServer(url, node, loop, stop)),
-                stop=stop,
-                hurry=asyncio.Event(),
-            )
+            async with grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S):
+                await serve_app(app, listener, on_ready=tell, stop=stop, hurry=hurry)
 
     thread = threading.Thread(target=run, args=(serve(),))
     thread.start()

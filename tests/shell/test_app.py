@@ -16,6 +16,7 @@ from starlette.types import Message
 
 from dormouse.functions import Manifest
 from dormouse.gateway.app import create_app
+from dormouse.gateway.kserve import EXTENSIONS
 from tests.shell.in_memory import InMemory, furnished
 
 BODY_LIMIT_BYTES = 100_000
@@ -74,7 +75,7 @@ def test_health_is_in_the_status_and_in_the_body() -> None:
 def test_the_server_says_what_it_is(path: str) -> None:
     answer = answer_to("GET", path).json()
     assert answer["name"] == "dormouse"
-    assert answer["extensions"] == ["binary_tensor_data", "model_repository", "schedule_policy"]
+    assert answer["extensions"] == list(EXTENSIONS)
 
 
 def test_models_are_listed() -> None:

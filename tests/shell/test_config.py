@@ -64,6 +64,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
         {
             "host": "::1",
             "port": 9,
+            "grpc_port": "off",
             "device": "cuda:1",
             "device_bytes": "64MiB",
             "chunk_bytes": "4MiB",
@@ -176,3 +177,14 @@ def test_a_state_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationFault, match=r"state_dir = .* cannot be written"):
         save(Config(tmp_path / "file" / "state"))
+
+
+@pytest.mark.parametrize(("given", "port"), [("auto", None), ("off", -1), ("-1", -1), ("0", 0), (8002, 8002)])
+def test_the_grpc_port_is_a_number_or_a_word(tmp_path: Path, given: object, port: int | None) -> None:
+    assert configure(tmp_path, {"grpc_port": given}).grpc_port == port
+
+
+@pytest.mark.parametrize("given", ["none", "-2", 65536, 8000, 1.5])
+def test_a_grpc_port_that_is_none_is_one_clear_line(tmp_path: Path, given: object) -> None:
+    with pytest.raises(ConfigurationFault, match=r"^grpc_port = [^\n]* cannot be used[^\n]*$"):
+        configure(tmp_path, {"grpc_port": given})

@@ -26,7 +26,7 @@ from dormouse.demo.report import Figures, Setting, complaints, figures, percenti
 from dormouse.demo.run import DEVICE_BYTES, Demo, demonstrate, run
 from dormouse.demo.v2 import LENGTH_HEADER, Array, answer_of, request_of
 from dormouse.errors import ConfigurationFault
-from dormouse.gateway.kserve import parse_infer, render_infer
+from dormouse.gateway.bodies import parse_infer, render_infer
 from dormouse.submit import Chunk, Description
 from dormouse.tensors import Signature, Tensor, TensorSpec
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from dormouse.core.types import DEFAULT_PRIORITY, Path
 from dormouse.errors import InvalidRequest
-from dormouse.gateway.kserve import (
+from dormouse.gateway.bodies import (
     LENGTH_HEADER,
     InferRequest,
-    check_load,
     parse_index,
     parse_infer,
+    parse_load,
     render_infer,
     render_line,
 )
@@ -261,11 +261,11 @@ def test_index_and_load_bodies() -> None:
         False,
         True,
     ]
-    check_load(b"")
-    check_load(b'{"parameters": {"unload_dependents": false}}')
+    parse_load(b"")
+    parse_load(b'{"parameters": {"unload_dependents": false}}')
     for body in (b'{"parameters": {"config": "{}"}}', b'{"parameters": {"file:1/model": "AA=="}}', b"[]"):
         with pytest.raises(InvalidRequest):
-            check_load(body)
+            parse_load(body)
 
 
 # ------------------------------------------------------------------ complaints

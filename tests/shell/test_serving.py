@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dormouse.config import Config
+from dormouse.config import NO_GRPC, Config
 from dormouse.errors import ConfigurationFault
-from dormouse.serving import bind, run, serve
+from dormouse.serving import Doors, bind, run, serve
+from tests.shell.grpc_caller import Caller, total_request
 from tests.shell.in_memory import InMemory, furnished
 from tests.shell.running import BODY_LIMIT_BYTES, running
 
@@ -43,12 +44,12 @@ def test_a_signal_ends_the_server_after_open_requests_and_then_closes_the_node(
     answers = []
 
     async def main() -> None:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Doors] = asyncio.get_running_loop().create_future()
         node = opener.node
         node.gate, node.entered = asyncio.Event(), asyncio.Event()
 
         async def talk() -> None:
-            async with httpx.AsyncClient(base_url=await ready) as client:
+            async with httpx.AsyncClient(base_url=(await ready).http) as client:
                 request = asyncio.create_task(client.post("/v2/models/running_total/infer", json=TOTALS))
                 assert node.entered is not None
                 assert node.gate is not None
@@ -70,12 +71,12 @@ def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None
     opener = Opener()
 
     async def main() -> None:
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Doors] = asyncio.get_running_loop().create_future()
         node = opener.node
         node.gate, node.entered = asyncio.Event(), asyncio.Event()
 
         async def talk() -> None:
-            async with httpx.AsyncClient(base_url=await ready) as client:
+            async with httpx.AsyncClient(base_url=(await ready).http) as client:
                 request = asyncio.create_task(client.post("/v2/models/running_total/infer", json=TOTALS))
                 assert node.entered is not None
                 await node.entered.wait()
@@ -105,6 +106,78 @@ def test_an_address_in_use_is_one_clear_line() -> None:
 def test_a_host_that_is_none_is_one_clear_line(host: str) -> None:
     with pytest.raises(ConfigurationFault, match=f"host = '{host}' cannot be used"):
         bind(host, 0)
+
+
+def test_both_doors_are_open_when_the_server_says_so_and_end_alike(tmp_path: Path) -> None:
+    """An inference over gRPC that is under way when the signal comes is answered, too."""
+    opener = Opener()
+
+    async def main() -> None:
+        ready: asyncio.Future[Doors] = asyncio.get_running_loop().create_future()
+        node = opener.node
+        node.gate, node.arrivals = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def talk() -> None:
+            doors = await ready
+            assert doors.grpc is not None
+            with Caller(doors.grpc) as caller:
+                request = asyncio.create_task(asyncio.to_thread(caller.infer, total_request(1)))
+                assert node.arrivals is not None
+                assert node.gate is not None
+                await node.arrivals.acquire()
+                os.kill(os.getpid(), signal.SIGTERM)
+                node.gate.set()
+                assert len((await request).raw_output_contents) == 1
+
+        config = Config(state_dir=tmp_path, port=0)
+        await asyncio.gather(serve(config, on_ready=ready.set_result, open_node=opener), talk())
+
+    run(main())
+    assert opener.closed
+
+
+def test_a_second_signal_does_not_wait_for_open_calls_either(tmp_path: Path) -> None:
+    opener = Opener()
+
+    async def main() -> None:
+        ready: asyncio.Future[Doors] = asyncio.get_running_loop().create_future()
+        node = opener.node
+        node.gate, node.arrivals = asyncio.Event(), asyncio.Semaphore(0)
+        config = Config(state_dir=tmp_path, port=0)
+        serving = asyncio.create_task(serve(config, on_ready=ready.set_result, open_node=opener))
+        doors = await ready
+        assert doors.grpc is not None
+        with Caller(doors.grpc) as caller:
+            call = caller.begin(total_request(1))
+            await node.arrivals.acquire()
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await serving
+            assert call.code().name in ("UNAVAILABLE", "CANCELLED")
+
+    run(main())
+    assert opener.closed
+
+
+def test_without_grpc_there_is_one_door(tmp_path: Path) -> None:
+    found = []
+
+    def ready(doors: Doors) -> None:
+        found.append(doors)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    run(serve(Config(state_dir=tmp_path, port=0, grpc_port=NO_GRPC), on_ready=ready, open_node=Opener()))
+    assert [doors.grpc for doors in found] == [None]
+
+
+def test_a_grpc_port_in_use_is_one_clear_line_and_nothing_is_opened(tmp_path: Path) -> None:
+    opener = Opener()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = Config(state_dir=tmp_path, port=0, grpc_port=port)
+        with pytest.raises(ConfigurationFault, match=f"cannot listen on 127.0.0.1 port {port}: .* --grpc-port"):
+            run(serve(config, on_ready=lambda _: None, open_node=opener))
+    assert not opener.closed
 
 
 def test_nothing_is_opened_when_the_address_is_taken(tmp_path: Path) -> None:

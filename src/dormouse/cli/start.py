@@ -9,7 +9,7 @@ import typer
 
 from dormouse.calibration import ensure, this_machine
 from dormouse.config import configure, save
-from dormouse.serving import run, serve
+from dormouse.serving import Doors, run, serve
 
 IN_MEMORY_ONLY = (
     "images live in memory only: functions deployed now are forgotten when the server ends, runtime state is not kept, "
@@ -27,6 +27,10 @@ def serve_command(
     ] = HOME,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="0 picks a free one. [default: 8000]")] = None,
+    grpc_port: Annotated[
+        str | None,
+        typer.Option(metavar="PORT", help="0 picks a free one, off: no gRPC. [default: 8001, or any if --port is 0]"),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or several. [default: auto]")] = None,
     device_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Device memory for images, or auto.")] = None,
     chunk_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Piece of device memory, or auto.")] = None,
@@ -80,9 +84,10 @@ def serve_command(
     if settings.calibrate == "auto" and not settings.device.startswith("cpu"):
         ensure(settings.state_dir, this_machine(), typer.echo)
 
-    def announce(address: str) -> None:
+    def announce(doors: Doors) -> None:
         save(settings)  # now that they have proved of use, and no other server has the state directory
-        typer.echo(f"dormouse is ready on {address} (state in {settings.state_dir})")
+        grpc = "" if doors.grpc is None else f" and grpc://{doors.grpc}"
+        typer.echo(f"dormouse is ready on {doors.http}{grpc} (state in {settings.state_dir})")
 
     run(serve(settings, on_ready=announce))
 

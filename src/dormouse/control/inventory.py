@@ -6,10 +6,10 @@ from typing import Any
 from dormouse.control.catalog import Deployed
 from dormouse.core.ledger import Histogram, Ledger
 from dormouse.core.state import Function, ImageState, ResidencyState, Service, State
-from dormouse.core.types import Path
+from dormouse.core.types import Ns, Path
 from dormouse.functions import function_id
 from dormouse.store.host import HostStore
-from dormouse.submit import IndexEntry
+from dormouse.submit import IndexEntry, Statistics, Tally
 from dormouse.wire import GraphsHeld
 
 MEDIAN_PPM = 500_000
@@ -38,6 +38,26 @@ def index_entry(deployed: Deployed, function: Function | None) -> IndexEntry:
     state = "UNAVAILABLE" if function is None else _STATES[function.service]
     reason = tier_of(function) if state == "READY" else ("unloaded" if state == "UNAVAILABLE" else "")
     return IndexEntry(deployed.name, str(deployed.revision), state, reason)
+
+
+def statistics_of(deployed: Deployed, function: Function | None, clock_offset_ns: Ns) -> Statistics:
+    """``clock_offset_ns``: what makes a time of the core a time since 1970."""
+    if function is None:
+        return Statistics(deployed.name, str(deployed.revision))
+    ledger = function.ledger
+    paths = {path: Tally(histogram.count, histogram.total_ns) for path, histogram in ledger.latency.items()}
+    last_ns = ledger.last_answer_ns
+    return Statistics(
+        deployed.name,
+        str(deployed.revision),
+        answered=Tally(sum(t.count for t in paths.values()), sum(t.ns for t in paths.values())),
+        failed=Tally(sum(ledger.refusals.values()), ledger.refused_ns),
+        queued_ns=ledger.queued_ns,
+        device_ns=ledger.device_ns,
+        executions=ledger.executions,
+        last_ms=0 if last_ns is None else (last_ns + clock_offset_ns) // 1_000_000,
+        paths=paths,
+    )
 
 
 def function_row(

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sys
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.controller import Controller
 from dormouse.control.devices import devices_of
 from dormouse.control.importer import Imported, import_source
-from dormouse.control.inventory import batch_row, disk_row, function_row, host_row, index_entry
+from dormouse.control.inventory import batch_row, disk_row, function_row, host_row, index_entry, statistics_of
 from dormouse.control.payloads import Payloads
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import links_of
@@ -44,7 +45,7 @@ from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept, Unk
 from dormouse.functions import Manifest, batch_of, checked, function_id, limits_of, name_of, revision_of, slo_of
 from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
-from dormouse.submit import Chunk, Description, IndexEntry, Inference
+from dormouse.submit import Chunk, Description, IndexEntry, Inference, Statistics
 
 _LOG = logging.getLogger("dormouse.control")
 FEWEST_READERS = 4
@@ -181,7 +182,10 @@ class Node:
 
     def describe(self, name: str, version: str | None = None) -> Description:
         deployed = self._find(name, version)
-        return Description(name, (str(deployed.revision),), deployed.platform, deployed.signature)
+        manifest, versions = deployed.manifest, (str(deployed.revision),)
+        return Description(
+            name, versions, deployed.platform, deployed.signature, manifest.batch, manifest.slo, manifest.limits
+        )
 
     def function_ready(self, name: str, version: str | None = None) -> bool:
         function = self._state.functions.get(_id(self._find(name, version)))
@@ -189,6 +193,11 @@ class Node:
 
     def index(self) -> Sequence[IndexEntry]:
         return [index_entry(d, self._state.functions.get(_id(d))) for d in self._functions.values()]
+
+    def statistics(self, name: str | None = None, version: str | None = None) -> Sequence[Statistics]:
+        found = self._functions.values() if name is None else [self._find(name, version)]
+        offset_ns = time.time_ns() - self._controller.now()
+        return [statistics_of(d, self._state.functions.get(_id(d)), offset_ns) for d in found]
 
     def functions(self) -> list[dict[str, Any]]:
         functions, graphs = self._state.functions, self._executors.graphs_of

@@ -151,6 +151,7 @@ def execution_finished(turn: Turn, event: ExecutionFinished) -> None:
     assert isinstance(command, Execute) and event.others == command.others, f"{event} answers {command}"
     requests = _requests_of(turn, command)
     function = turn.end_execution(command, executor)
+    function.ledger.executions += 1
     _learn_lead(turn, function, requests, function.residencies[executor.id], event.device_ns)
     if len(requests) == 1:
         _answer(turn, function, requests[0], event.device_ns, event.device_ns)
@@ -173,6 +174,8 @@ def _answer(turn: Turn, function: Function, request: Request, device_ns: Ns, par
         latency_ns = turn.now - request.arrived_ns
         function.ledger.answered(request.path, latency_ns, part_ns, in_time=in_time)
         function.recent.ended(turn.now, latency_ns, in_time=in_time)
+        function.ledger.queued_ns += request.started_ns - request.arrived_ns
+        function.ledger.last_answer_ns = turn.now
         turn.reply(request, device_ns, final=True)
     else:
         function.ledger.device_ns += part_ns

@@ -82,6 +82,12 @@ class Ledger:
     promotions_used: int = 0
     """Reads ahead of a request that then came while the image was still in host memory."""
     promotions_unused: int = 0
+    queued_ns: Ns = 0
+    """How long the requests that were answered had waited before they went to a device."""
+    refused_ns: Ns = 0
+    executions: int = 0
+    """Runs that came to an end; each answers one request or a batch."""
+    last_answer_ns: Ns | None = None
 
     def answered(self, path: Path, latency_ns: Ns, device_ns: Ns, *, in_time: bool) -> None:
         histogram = self.latency.get(path)
@@ -92,9 +98,10 @@ class Ledger:
         self.in_time += in_time
         self.missed += not in_time
 
-    def refused(self, reason: Reason) -> None:
+    def refused(self, reason: Reason, after_ns: Ns = 0) -> None:
         """A request that ends without an answer has missed its deadline, whoever's fault it was."""
         self.refusals[reason] += 1
+        self.refused_ns += after_ns
         self.missed += 1
 
     def loaded(self, path: Path, size_bytes: Bytes) -> None:

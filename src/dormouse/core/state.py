@@ -359,7 +359,7 @@ class Function:
 
     def refused(self, now: Ns, latency_ns: Ns, reason: Reason) -> None:
         """A request has ended without an answer."""
-        self.ledger.refused(reason)
+        self.ledger.refused(reason, latency_ns)
         self.recent.ended(now, latency_ns, in_time=False)
 
     def change_service(self, change: ServiceChange) -> None:

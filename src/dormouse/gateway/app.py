@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dormouse.core.types import Bytes
 from dormouse.gateway.admin import Admin
-from dormouse.gateway.answers import Handler, guarded, routing_answer
+from dormouse.gateway.answers import Handler, guarded, json_answer, routing_answer
+from dormouse.gateway.openapi import document
 from dormouse.gateway.v2 import V2
 from dormouse.submit import Submit
 
@@ -21,7 +22,7 @@ _INFER = re.compile(r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))
 def create_app(submit: Submit, *, body_limit_bytes: Bytes) -> ASGIApp:
     """The application in front of one node. Bodies over the limit, packed or unpacked, are refused with 413."""
     v2 = V2(submit, body_limit_bytes)
-    table = v2.routes() | Admin(submit, body_limit_bytes).routes()
+    table = v2.routes() | Admin(submit, body_limit_bytes).routes() | {"/openapi.json": {"GET": _described}}
     app = Starlette(
         routes=[_route(path, methods) for path, methods in table.items()],
         exception_handlers={HTTPException: routing_answer},
@@ -29,6 +30,10 @@ def create_app(submit: Submit, *, body_limit_bytes: Bytes) -> ASGIApp:
     # A slash too many is an unknown path, not a redirection that POST bodies would not survive.
     app.router.redirect_slashes = False
     return _past_the_router(guarded(v2.infer), app)
+
+
+async def _described(_: Request) -> Response:
+    return json_answer(document())
 
 
 def _past_the_router(infer: Handler, rest: ASGIApp) -> ASGIApp:

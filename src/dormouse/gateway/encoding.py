@@ -10,7 +10,7 @@ and infinities on the way out. NaN goes out as ``null``, which every client's fl
 import math
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Annotated
 
@@ -30,7 +30,7 @@ LARGEST_TENSOR_BYTES = 2**48
 _LENGTH = struct.Struct("<I")
 _BRACKETS = re.compile(rb"[\[ \t\r\n]*")
 
-_DTYPES = {
+DTYPES = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
     "UINT16": np.dtype("<u2"),
@@ -44,6 +44,7 @@ _DTYPES = {
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype(object),
 }
+"""What elements are in numpy; those of BINARY_ONLY are nothing there."""
 
 # What one JSON element may be. msgspec bounds fit in 64 signed bits; numpy refuses what lies beyond for the two widest.
 _ELEMENTS: dict[str, object] = {
@@ -91,7 +92,11 @@ def from_json(where: str, datatype: str, shape: Sequence[int], count: int, data:
     array = _array(where, datatype, depth, data)
     if array.shape not in {(count,), tuple(shape[:nested])}:
         raise InvalidRequest(f"{where}: data has {_described(array)}, shape {list(shape)} takes {count} elements")
-    return _prefixed(array) if datatype == "BYTES" else array.reshape(-1).view(np.uint8).data
+    return (
+        prefixed(map(str.encode, array.reshape(-1).tolist()))
+        if datatype == "BYTES"
+        else array.reshape(-1).view(np.uint8).data
+    )
 
 
 def _depth_of(data: msgspec.Raw) -> int:
@@ -104,7 +109,7 @@ def _array(where: str, datatype: str, depth: int, data: msgspec.Raw) -> npt.NDAr
     try:
         # Without this a number beyond FP32 would silently become infinity.
         with np.errstate(over="raise"):
-            return np.array(_decoder(datatype, depth).decode(data), dtype=_DTYPES[datatype])
+            return np.array(_decoder(datatype, depth).decode(data), dtype=DTYPES[datatype])
     except msgspec.DecodeError as fault:
         raise InvalidRequest(f"{where}: data is no {datatype}: {fault}") from None
     except (OverflowError, FloatingPointError):
@@ -125,12 +130,21 @@ def _described(array: npt.NDArray[np.generic]) -> str:
     return f"{array.size} elements" if array.ndim <= 1 else f"shape {list(array.shape)}"
 
 
-def _prefixed(texts: npt.NDArray[np.generic]) -> bytes:
-    parts: list[bytes] = []
-    for text in texts.reshape(-1).tolist():
-        encoded = text.encode()
-        parts += (_LENGTH.pack(len(encoded)), encoded)
-    return b"".join(parts)
+# ------------------------------------------------------------------ typed values in
+
+
+def from_numbers(where: str, datatype: str, values: Sequence[object], wide: str) -> bytes:
+    """Raw bytes of numbers that came in another type, ``wide`` in numpy's words. Refuses what does not fit."""
+    given = np.array(values, wide)
+    array = given.astype(DTYPES[datatype])
+    if array.dtype.kind in "iu" and (array != given).any():
+        raise InvalidRequest(f"{where}: contents has a value out of range for {datatype}")
+    return array.tobytes()
+
+
+def prefixed(texts: Iterable[bytes]) -> bytes:
+    """The elements of a BYTES tensor as raw bytes."""
+    return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
 
 
 # ------------------------------------------------------------------ JSON out
@@ -142,7 +156,7 @@ def to_json(where: str, datatype: str, data: bytes | memoryview) -> list[object]
         raise needs_binary(where, f"{datatype} has no JSON form")
     if datatype == "BYTES":
         return [_text(where, element) for element in elements(where, data)]
-    array = np.frombuffer(data, _DTYPES[datatype])
+    array = np.frombuffer(data, DTYPES[datatype])
     if array.dtype.kind == "f" and np.isinf(array).any():
         raise needs_binary(where, "it holds an infinity, which has no JSON form")
     values: list[object] = array.tolist()

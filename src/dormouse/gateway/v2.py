@@ -1,6 +1,6 @@
 """The V2 door: each route of KServe V2 and its repository extension, from request to answer.
 
-Decides nothing: kserve.py reads and writes bodies, Submit does the work.
+Decides nothing: bodies.py reads and writes bodies, reports.py says what is known of functions, Submit does the work.
 """
 
 import contextlib
@@ -12,12 +12,10 @@ from starlette.responses import Response
 from dormouse import __version__
 from dormouse.core.types import Bytes
 from dormouse.errors import Unavailable
-from dormouse.gateway import content, kserve
+from dormouse.gateway import bodies, content, kserve, reports
 from dormouse.gateway.answers import Handler, LinesAnswer, TensorAnswer, json_answer, unless_gone
+from dormouse.gateway.chunks import last_of
 from dormouse.submit import Chunk, Submit
-
-EXTENSIONS = ("binary_tensor_data", "model_repository", "schedule_policy")
-"""Exactly those that the tests pass."""
 
 
 class V2:
@@ -32,10 +30,13 @@ class V2:
         models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
         return {
             **{f"{model}/infer": {"POST": self.infer} for model in models},
+            "/v2/models/stats": {"GET": self._statistics_of_all},  # before the models, one of which may be called so
             "/v2/health/live": {"GET": self._live},
             "/v2/health/ready": {"GET": self._ready},
             **{f"{model}/ready": {"GET": self._model_ready} for model in models},
             **{model: {"GET": self._metadata} for model in models},
+            **{f"{model}/config": {"GET": self._configuration} for model in models},
+            **{f"{model}/stats": {"GET": self._statistics} for model in models},
             "/v2/models": {"GET": self._models},
             "/v2/repository/index": {"POST": self._index},
             "/v2/repository/models/{name}/load": {"POST": self._load},
@@ -45,7 +46,7 @@ class V2:
         }
 
     async def _server(self, _: Request) -> Response:
-        return json_answer({"name": "dormouse", "version": __version__, "extensions": EXTENSIONS})
+        return json_answer({"name": "dormouse", "version": __version__, "extensions": kserve.EXTENSIONS})
 
     async def _live(self, _: Request) -> Response:
         return self._health({"live": self._submit.live()}, "live")
@@ -63,7 +64,16 @@ class V2:
         return json_answer({"models": sorted({entry.name for entry in self._submit.index()})})
 
     async def _metadata(self, request: Request) -> Response:
-        return json_answer(kserve.metadata(self._submit.describe(*_model(request))))
+        return json_answer(reports.metadata(self._submit.describe(*_model(request))))
+
+    async def _configuration(self, request: Request) -> Response:
+        return json_answer(reports.configuration(self._submit.describe(*_model(request))))
+
+    async def _statistics(self, request: Request) -> Response:
+        return json_answer(reports.statistics(self._submit.statistics(*_model(request))))
+
+    async def _statistics_of_all(self, _: Request) -> Response:
+        return json_answer(reports.statistics(self._submit.statistics()))
 
     async def _model_ready(self, request: Request) -> Response:
         name, version = _model(request)
@@ -72,11 +82,11 @@ class V2:
         return json_answer({"name": name, "ready": True})
 
     async def _index(self, request: Request) -> Response:
-        only_ready = kserve.parse_index(await content.read_body(request, self._body_limit_bytes))
+        only_ready = bodies.parse_index(await content.read_body(request, self._body_limit_bytes))
         return json_answer(kserve.index(self._submit.index(), only_ready=only_ready))
 
     async def _load(self, request: Request) -> Response:
-        kserve.check_load(await content.read_body(request, self._body_limit_bytes))
+        bodies.parse_load(await content.read_body(request, self._body_limit_bytes))
         await self._submit.load(request.path_params["name"])
         return json_answer({})
 
@@ -91,16 +101,16 @@ class V2:
         self._submit.describe(name, version)  # an unknown name is refused before its body is read
         body = await content.read_body(request, self._body_limit_bytes)
         lines = "application/x-ndjson" in request.headers.get("accept", "").lower()
-        header_length = request.headers.get(kserve.LENGTH_HEADER)
+        header_length = request.headers.get(bodies.LENGTH_HEADER)
         # Asked again: the function may have been deployed anew while the body came in.
         described = self._submit.describe(name, version)
-        parsed = kserve.parse_infer(body, header_length, described, version, lines=lines)
+        parsed = bodies.parse_infer(body, header_length, described, version, lines=lines)
         chunks = self._submit.infer(parsed.inference)
         if lines:
             return await _streamed(request, parsed, chunks)
         async with contextlib.aclosing(chunks):
-            answer = await unless_gone(request.receive, _last(chunks))
-        reply = kserve.render_infer(parsed, answer)
+            answer = await unless_gone(request.receive, last_of(chunks))
+        reply = bodies.render_infer(parsed, answer)
         return await _packed(reply, content.chosen_coding(request.headers.get("accept-encoding", "")))
 
 
@@ -108,16 +118,7 @@ def _model(request: Request) -> tuple[str, str | None]:
     return request.path_params["name"], request.path_params.get("version")
 
 
-async def _last(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
-    """A client that does not stream gets the last chunk, which is the whole of a model that does not stream."""
-    last = None
-    async for chunk in chunks:
-        last = chunk
-    assert last is not None, "an answer without a chunk"
-    return last
-
-
-async def _streamed(request: Request, parsed: kserve.InferRequest, chunks: AsyncGenerator[Chunk, None]) -> LinesAnswer:
+async def _streamed(request: Request, parsed: bodies.InferRequest, chunks: AsyncGenerator[Chunk, None]) -> LinesAnswer:
     """The first chunk is awaited here, so that a refusal still has a status of its own."""
     lines = _lines(parsed, chunks)
     try:
@@ -127,19 +128,19 @@ async def _streamed(request: Request, parsed: kserve.InferRequest, chunks: Async
         raise
 
 
-async def _lines(parsed: kserve.InferRequest, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]:
+async def _lines(parsed: bodies.InferRequest, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
-            yield kserve.render_line(parsed, chunk)
+            yield bodies.render_line(parsed, chunk)
 
 
 async def _next(lines: AsyncGenerator[bytes, None]) -> bytes:
     return await anext(lines)
 
 
-async def _packed(reply: kserve.Reply, coding: str | None) -> Response:
+async def _packed(reply: bodies.Reply, coding: str | None) -> Response:
     # The length header counts the JSON before compression: clients read it after unpacking.
-    headers = {} if reply.json_bytes is None else {kserve.LENGTH_HEADER: str(reply.json_bytes)}
+    headers = {} if reply.json_bytes is None else {bodies.LENGTH_HEADER: str(reply.json_bytes)}
     if coding is None:
         return TensorAnswer(reply.parts, reply.content_type, headers)
     headers["Content-Encoding"] = coding

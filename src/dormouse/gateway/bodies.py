@@ -1,0 +1,249 @@
+"""V2 bodies over HTTP: JSON and the binary extension, to and from what kserve.py checks. Pure: no server, no I/O.
+
+A request body is JSON, then, under the binary extension, raw tensor bytes in order of the inputs; the header
+``Inference-Header-Content-Length`` says where the JSON ends. Answers have the same form.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw, Struct, field
+
+from dormouse.errors import InvalidRequest
+from dormouse.gateway import encoding
+from dormouse.gateway.kserve import (
+    LONGEST_DATATYPE,
+    LONGEST_NAME,
+    MOST_DIMENSIONS,
+    Asked,
+    AskedOutput,
+    GivenInput,
+    check_load,
+    flag,
+    inference_of,
+    natural,
+    ordered,
+    reply_parameters,
+    selected,
+    shown,
+)
+from dormouse.submit import Chunk, Description, Inference
+from dormouse.tensors import Tensor, TensorSpec
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+
+
+class InferRequest(Struct, frozen=True):
+    """A parsed request, and what rendering its answer needs."""
+
+    inference: Inference
+    id: str | None
+    binary: frozenset[str]
+    """Outputs the client wants as raw bytes."""
+
+
+class Reply(Struct, frozen=True):
+    """An answer's body in parts, to be sent one after the other; ``json_bytes`` is set when raw bytes follow JSON."""
+
+    parts: tuple[bytes | memoryview, ...]
+    json_bytes: int | None
+
+    @property
+    def content_type(self) -> str:
+        return "application/json" if self.json_bytes is None else "application/octet-stream"
+
+
+# ------------------------------------------------------------------ what the wire says
+
+
+_Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
+_Datatype = Annotated[str, Meta(max_length=LONGEST_DATATYPE)]
+_Shape = Annotated[tuple[Annotated[int, Meta(le=2**62)], ...], Meta(max_length=MOST_DIMENSIONS)]
+
+
+class _WireTensor(Struct):
+    name: _Name
+    datatype: _Datatype
+    shape: _Shape
+    parameters: dict[str, object] | None = None
+    data: Raw = field(default_factory=lambda: Raw(b"null"))
+
+
+class _WireOutput(Struct):
+    name: _Name
+    parameters: dict[str, object] | None = None
+
+
+class _WireRequest(Struct):
+    inputs: tuple[_WireTensor, ...]
+    id: str | None = None
+    outputs: tuple[_WireOutput, ...] | None = None
+    parameters: dict[str, object] | None = None
+
+
+class _WireIndex(Struct):
+    ready: bool | None = None
+
+
+class _WireLoad(Struct):
+    parameters: dict[str, object] | None = None
+
+
+Wire = TypeVar("Wire")
+
+_requests = msgspec.json.Decoder(_WireRequest)
+_indexes = msgspec.json.Decoder(_WireIndex)
+_loads = msgspec.json.Decoder(_WireLoad)
+
+
+class _Attachments:
+    """The raw bytes behind the JSON, handed out front to back without copying."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def take(self, where: str, size_bytes: int) -> memoryview:
+        if size_bytes > len(self._view):
+            raise InvalidRequest(
+                f"{where}: binary_data_size is {size_bytes}, the body has {len(self._view)} bytes left"
+            )
+        taken, self._view = self._view[:size_bytes], self._view[size_bytes:]
+        return taken
+
+
+class _Contents(Struct, frozen=True):
+    """One input's elements: as JSON in its ``data``, or among the attachments."""
+
+    data: Raw
+    parameters: Mapping[str, object]
+    attachments: _Attachments
+
+    def read(self, where: str, spec: TensorSpec, count: int) -> bytes | memoryview:
+        given = self.data != Raw(b"null")
+        size = self.parameters.get("binary_data_size", _ABSENT)
+        if size is not _ABSENT and given:
+            raise InvalidRequest(f"{where}: has both data and binary_data_size")
+        if size is not _ABSENT:
+            raw = self.attachments.take(where, natural(where, "binary_data_size", size))
+            encoding.check_binary(where, spec.datatype, count, raw)
+            return raw
+        if not given:
+            raise InvalidRequest(f"{where}: data is missing")
+        return encoding.from_json(where, spec.datatype, spec.shape, count, self.data)
+
+
+_ABSENT = object()
+
+
+# ------------------------------------------------------------------ requests
+
+
+def parse_infer(
+    body: bytes | bytearray,
+    header_length: str | None,
+    described: Description,
+    version: str | None = None,
+    *,
+    lines: bool = False,
+) -> InferRequest:
+    """Read and check an infer request against the function's signature. ``lines``: it is answered in JSON lines."""
+    head, attachments = _split(body, header_length)
+    wire = _decode(_requests, head)
+    asked = _asked(wire, attachments)
+    inference = inference_of(asked, described, version)
+    if len(attachments):
+        raise InvalidRequest(f"the body ends with {len(attachments)} bytes that belong to no input")
+    return InferRequest(inference, wire.id, _binary(asked, selected(asked.outputs, described.signature), lines))
+
+
+def _asked(wire: _WireRequest, attachments: _Attachments) -> Asked:
+    inputs = []
+    for tensor in wire.inputs:
+        parameters = tensor.parameters or {}
+        contents = _Contents(tensor.data, parameters, attachments)
+        inputs.append(GivenInput(tensor.name, tensor.datatype, tensor.shape, parameters, contents))
+    outputs = [AskedOutput(output.name, output.parameters or {}) for output in wire.outputs or ()]
+    return Asked(inputs, outputs, wire.parameters or {})
+
+
+def parse_index(body: bytes | bytearray) -> bool:
+    """Whether a repository index is to list only what is ready. An empty body is fine."""
+    return bool(_decode(_indexes, memoryview(body)).ready) if body else False
+
+
+def parse_load(body: bytes | bytearray) -> None:
+    """Refuse a load that asks for what a load does not do. An empty body is fine."""
+    if body:
+        check_load(_decode(_loads, memoryview(body)).parameters or {})
+
+
+def _split(body: bytes | bytearray, header_length: str | None) -> tuple[memoryview, _Attachments]:
+    view = memoryview(body)
+    if header_length is None:
+        return view, _Attachments(view[len(view) :])
+    length = int(header_length) if re.fullmatch("[0-9]{1,15}", header_length) else -1
+    if not 0 <= length <= len(view):
+        raise InvalidRequest(f"{LENGTH_HEADER} is {shown(header_length)}, the body has {len(view)} bytes")
+    return view[:length], _Attachments(view[length:])
+
+
+def _decode(decoder: "msgspec.json.Decoder[Wire]", head: memoryview) -> Wire:
+    try:
+        return decoder.decode(head)
+    except msgspec.DecodeError as fault:
+        raise InvalidRequest(f"the request is no valid JSON request: {fault}") from None
+    except RecursionError:
+        raise InvalidRequest("the request is nested too deeply") from None
+
+
+def _binary(asked: Asked, specs: Sequence[TensorSpec], lines: bool) -> frozenset[str]:
+    """Which outputs go out as raw bytes: an output's own parameter, else the request's. Refuses what cannot go out."""
+    general = flag("parameter", "binary_data_output", asked.parameters)
+    own = {output.name: flag(f"output {output.name!r}", "binary_data", output.parameters) for output in asked.outputs}
+    wanted = {spec.name: general if own.get(spec.name) is None else own[spec.name] for spec in specs}
+    for spec in specs:
+        if lines and wanted[spec.name]:
+            raise InvalidRequest(f"output {spec.name!r}: JSON lines cannot carry binary data; ask for one or the other")
+        if spec.datatype in encoding.BINARY_ONLY and not wanted[spec.name]:
+            raise encoding.needs_binary(f"output {spec.name!r}", f"{spec.datatype} has no JSON form")
+    return frozenset(name for name, binary in wanted.items() if binary)
+
+
+# ------------------------------------------------------------------ answers
+
+
+def render_infer(request: InferRequest, chunk: Chunk) -> Reply:
+    """One answer, as JSON or as JSON and raw bytes."""
+    tails = [tensor.data for tensor in ordered(request.inference, chunk) if tensor.name in request.binary]
+    head = msgspec.json.encode(_answer(request, chunk))
+    if not request.binary:
+        return Reply((head,), None)
+    return Reply((head, *(tail for tail in tails if len(tail))), len(head))
+
+
+def render_line(request: InferRequest, chunk: Chunk) -> bytes:
+    """One chunk as a line of JSON."""
+    return msgspec.json.encode(_answer(request, chunk)) + b"\n"
+
+
+def _answer(request: InferRequest, chunk: Chunk) -> dict[str, object]:
+    answer: dict[str, object] = {"model_name": request.inference.name, "model_version": chunk.version}
+    if request.id is not None:
+        answer["id"] = request.id
+    answer["parameters"] = reply_parameters(chunk)
+    answer["outputs"] = [_output(tensor, tensor.name in request.binary) for tensor in ordered(request.inference, chunk)]
+    return answer
+
+
+def _output(tensor: Tensor, binary: bool) -> dict[str, object]:
+    output: dict[str, object] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    if binary:
+        output["parameters"] = {"binary_data_size": len(tensor.data)}
+    else:
+        output["data"] = encoding.to_json(f"output {tensor.name!r}", tensor.datatype, tensor.data)
+    return output

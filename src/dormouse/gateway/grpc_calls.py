@@ -1,0 +1,170 @@
+"""The gRPC door: each call of KServe V2 and its extensions, from message to message, and failures as status codes.
+
+Decides nothing: grpc_form.py reads and writes messages, reports.py says what is known of functions, Submit does the
+work.
+"""
+
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+
+from dormouse import __version__
+from dormouse.core.types import Ns
+from dormouse.errors import DormouseError, InvalidRequest
+from dormouse.gateway import grpc_form, kserve, reports
+from dormouse.gateway.answers import unexpected
+from dormouse.gateway.chunks import last_of
+from dormouse.gateway.grpc_messages import HEALTH, INFERENCE, Message, Method, decoded, message, methods
+from dormouse.gateway.grpc_stream import Stream
+from dormouse.submit import Submit
+
+Context: TypeAlias = Any
+"""grpc.aio's ServicerContext; grpc has no types."""
+Work = Callable[[Message, Context], Awaitable[Message]]
+
+LONGEST_DETAILS = 2_000
+"""In characters. It travels as metadata, of which clients take a few kilobytes."""
+SECOND_NS: Ns = 1_000_000_000
+SERVING, NOT_SERVING = 1, 2
+
+STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+"""What HTTP's statuses are called here."""
+
+
+def handlers(submit: Submit) -> tuple[Any, ...]:
+    """Every service of this server, as grpc.aio wants it."""
+    calls = Calls(submit)
+    return tuple(
+        grpc.method_handlers_generic_handler(service, {method.name: _handler(method, calls) for method in found})
+        for service, found in ((INFERENCE, tuple(methods(INFERENCE))), (HEALTH, tuple(methods(HEALTH))))
+    )
+
+
+def _handler(method: Method, calls: "Calls") -> Any:
+    # Messages are decoded inside, so that what is no message gets an answer in our words.
+    if method.streams:
+        return grpc.stream_stream_rpc_method_handler(calls.stream)
+    return grpc.unary_unary_rpc_method_handler(_guarded(method, calls.work(method)))
+
+
+def _guarded(method: Method, work: Work) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    """The call, with every failure turned into a status and one line."""
+
+    async def answer(wire: bytes, context: Context) -> bytes:
+        try:
+            answered: bytes = (await work(decoded(method.request, wire), context)).SerializeToString()
+        except DormouseError as fault:
+            await _refuse(context, fault)
+        except Exception as fault:
+            await _refuse(context, unexpected(method.name, fault))
+        return answered
+
+    return answer
+
+
+async def _refuse(context: Context, fault: DormouseError) -> None:
+    """Ends the call; does not return."""
+    if fault.retry_after_s is not None or fault.status == 503:
+        context.set_trailing_metadata((("retry-after", str(max(1, math.ceil(fault.retry_after_s or 1)))),))
+    await context.abort(STATUS[fault.status], fault.message[:LONGEST_DETAILS])
+
+
+class Calls:
+    """What each call does."""
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+
+    def work(self, method: Method) -> Work:
+        """How a call of one message is answered."""
+        return {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ServerMetadata": self._server,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._metadata,
+            "ModelInfer": self._infer,
+            "ModelConfig": self._configuration,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "Check": self._check,
+        }[method.name]
+
+    async def _live(self, _: Message, __: Context) -> Message:
+        return message("ServerLiveResponse")(live=self._submit.live())
+
+    async def _ready(self, _: Message, __: Context) -> Message:
+        return message("ServerReadyResponse")(ready=self._submit.ready())
+
+    async def _server(self, _: Message, __: Context) -> Message:
+        return message("ServerMetadataResponse")(name="dormouse", version=__version__, extensions=kserve.EXTENSIONS)
+
+    async def _model_ready(self, asked: Message, _: Context) -> Message:
+        ready = self._submit.function_ready(asked.name, asked.version or None)
+        return message("ModelReadyResponse")(ready=ready)
+
+    async def _metadata(self, asked: Message, _: Context) -> Message:
+        described = self._submit.describe(asked.name, asked.version or None)
+        return grpc_form.filled(message("ModelMetadataResponse"), reports.metadata(described))
+
+    async def _configuration(self, asked: Message, _: Context) -> Message:
+        report = reports.configuration(self._submit.describe(asked.name, asked.version or None))
+        return grpc_form.filled(message("ModelConfigResponse"), {"config": report})
+
+    async def _statistics(self, asked: Message, _: Context) -> Message:
+        if asked.version and not asked.name:
+            raise InvalidRequest(f"version is {kserve.shown(asked.version)}, of no model; name the model, too")
+        found = self._submit.statistics(asked.name or None, asked.version or None)
+        return grpc_form.filled(message("ModelStatisticsResponse"), reports.statistics(found))
+
+    async def _index(self, asked: Message, _: Context) -> Message:
+        entries = kserve.index(self._submit.index(), only_ready=asked.ready)
+        return grpc_form.render_index(message("RepositoryIndexResponse"), entries)
+
+    async def _load(self, asked: Message, _: Context) -> Message:
+        name = grpc_form.parse_load(asked)
+        await self._submit.load(name)
+        return message("RepositoryModelLoadResponse")(model_name=name, isLoaded=True)
+
+    async def _unload(self, asked: Message, _: Context) -> Message:
+        name = grpc_form.model_named(asked)
+        await self._submit.unload(name)
+        return message("RepositoryModelUnloadResponse")(model_name=name, isUnloaded=True)
+
+    async def _check(self, asked: Message, _: Context) -> Message:
+        server = asked.service in ("", INFERENCE)
+        ready = self._submit.ready() if server else self._submit.function_ready(asked.service)
+        return message("HealthCheckResponse", HEALTH)(status=SERVING if ready else NOT_SERVING)
+
+    async def _infer(self, wire: Message, context: Context) -> Message:
+        version = wire.model_version or None
+        described = self._submit.describe(wire.model_name, version)
+        parsed = grpc_form.parse_infer(wire, described, version, time_left_ns(context))
+        chunks = self._submit.infer(parsed.inference)
+        async with contextlib.aclosing(chunks):  # a client that goes away cancels this task, and so its request
+            return grpc_form.render_infer(parsed, await last_of(chunks))
+
+    async def stream(self, wires: Any, context: Context) -> None:
+        """Answers ModelStreamInfer."""
+        await Stream(self._submit, lambda: time_left_ns(context), context.write).answer(wires)
+
+
+def time_left_ns(context: Context) -> Ns | None:
+    """How long the client will wait yet; None: without end. At least a nanosecond, as it waits still."""
+    left_s = context.time_remaining()
+    return None if left_s is None else max(1, round(left_s * SECOND_NS))

@@ -1,0 +1,93 @@
+"""The gRPC server: its port, its limits, its start and its end. Knows no call.
+
+grpc.aio runs every call on the event loop it is made on, so calls may use Submit as HTTP's handlers do; only sockets
+are read and written by threads of its own.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from dormouse.core.types import Bytes
+from dormouse.errors import ConfigurationFault
+from dormouse.gateway.grpc_calls import handlers
+from dormouse.submit import Submit
+
+MOST_CALLS = 20_000
+"""Open at once, streams included; more are refused with RESOURCE_EXHAUSTED. Beyond any queue of requests."""
+MOST_CALLS_PER_CONNECTION = 4_096
+"""A client that has more keeps them back."""
+METADATA_BYTES: Bytes = 16 * 1024
+HANDSHAKE_MS = 20_000
+"""A connection that has said nothing sensible by then is closed."""
+PROBE_AFTER_MS = 60_000
+PROBE_TIMEOUT_MS = 20_000
+"""A connection on which nothing has come for a minute is asked for a sign of life, and closed if there is none."""
+FEWEST_MS_BETWEEN_PINGS = 5_000
+"""Clients that ping more often than that, without a call, are sent away."""
+
+
+class GrpcServer:
+    """A server on a port, from ``bind`` on; it accepts while it is ``serving``."""
+
+    def __init__(self, body_limit_bytes: Bytes) -> None:
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),  # two servers on one port would share its calls
+                ("grpc.max_receive_message_length", body_limit_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+                ("grpc.max_concurrent_streams", MOST_CALLS_PER_CONNECTION),
+                # How many may come in at once before the event loop has looked at them: beyond, calls are dropped.
+                ("grpc.server.max_pending_requests", MOST_CALLS),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * MOST_CALLS),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.keepalive_time_ms", PROBE_AFTER_MS),
+                ("grpc.keepalive_timeout_ms", PROBE_TIMEOUT_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", FEWEST_MS_BETWEEN_PINGS),
+            ),
+            maximum_concurrent_rpcs=MOST_CALLS,
+        )
+        self.address = ""
+        """Host and port, once bound."""
+
+    def bind(self, host: str, port: int) -> None:
+        """Take a port, 0 meaning any free one; ``host`` is a number. Raises ConfigurationFault."""
+        name = f"[{host}]" if ":" in host else host
+        try:
+            bound = self._server.add_insecure_port(f"{name}:{port}")
+        except RuntimeError as fault:
+            raise ConfigurationFault(f"cannot listen on {name} port {port} for gRPC: {fault}") from None
+        self.address = f"{name}:{bound}"
+
+    @contextlib.asynccontextmanager
+    async def serving(
+        self, submit: Submit, *, stop: asyncio.Event, hurry: asyncio.Event, grace_s: float
+    ) -> AsyncIterator[None]:
+        """Inside, calls are answered. From ``stop`` on no new ones are taken, and those that are open have
+        ``grace_s`` to end, or until ``hurry``; leaving waits for that."""
+        self._server.add_generic_rpc_handlers(handlers(submit))
+        await self._server.start()
+        ending = asyncio.create_task(self._end(stop, hurry, grace_s))
+        try:
+            yield
+        finally:
+            if not stop.is_set():  # not asked to end, but something failed
+                ending.cancel()
+                await self._server.stop(None)
+            with contextlib.suppress(asyncio.CancelledError):
+                await ending
+
+    async def _end(self, stop: asyncio.Event, hurry: asyncio.Event, grace_s: float) -> None:
+        await stop.wait()
+        ended = asyncio.create_task(self._server.stop(grace_s))
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait((ended, hurried), return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            await self._server.stop(None)
+        hurried.cancel()
+        await ended
