@@ -11,9 +11,8 @@ import platform
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -59,18 +58,11 @@ class Answers:
         }
 
 
-def profile_of(entries: Iterable[Entry], calibrating: int) -> Profile:
-    """Of everything up to the first request that is measured."""
-    asked = 0
-
-    def calibration(entry: Entry) -> bool:
-        nonlocal asked
-        asked += isinstance(entry.event, RequestArrived)
-        return asked <= calibrating
-
-    profile = Profile()
-    profile.take(takewhile(calibration, entries))
-    return profile
+def split(entries: list[Entry], calibrating: int, measured: int) -> tuple[list[Entry], list[Entry]]:
+    """The calibrations, before and after; and everything up to the second one."""
+    asked = [place for place, entry in enumerate(entries) if isinstance(entry.event, RequestArrived)]
+    first, after = asked[calibrating], asked[calibrating + measured]
+    return entries[:first] + entries[after:], entries[:after]
 
 
 def simulated(entries: list[Entry], settings_of: Path, profile: Profile, calibrating: int) -> Answers:
@@ -128,7 +120,9 @@ def main() -> int:
         assert settings.journal is not None
         entries = list(read_journal(settings.journal).entries)
         assert not any(isinstance(entry.event, ExecutorLost) for entry in islice(entries, len(entries) - 3))
-        profile = profile_of(entries, calibrating)
+        calibrations, entries = split(entries, calibrating, len(arrivals))
+        profile = Profile()
+        profile.take(calibrations)
         live = Answers(calibrating)
         for entry in entries:
             live(entry.now, entry.event, entry.commands)

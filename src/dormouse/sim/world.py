@@ -139,7 +139,9 @@ class World:
         """Everything up to a point in time."""
         heap = self._heap
         while heap and heap[0][0] <= at_ns:
-            self._step()
+            due_ns, _, act = heappop(heap)
+            self.now = max(self.now, due_ns)
+            act()
         self.now = max(self.now, at_ns)
 
     def _step(self) -> None:
@@ -176,8 +178,9 @@ class World:
 
     def _hear(self, event: Event) -> None:
         """What a dead executor had still said is lost with it, and so is what was said of it."""
-        if not {getattr(event, "executor", None), getattr(event, "peer", None)} & self._lost:
-            self.tell(event)
+        if self._lost and {getattr(event, "executor", None), getattr(event, "peer", None)} & self._lost:
+            return
+        self.tell(event)
 
     def _perform(self, command: Command) -> None:
         match command:
