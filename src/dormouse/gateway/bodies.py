@@ -20,7 +20,6 @@ from dormouse.gateway.kserve import (
     Asked,
     AskedOutput,
     GivenInput,
-    check_load,
     flag,
     inference_of,
     natural,
@@ -87,7 +86,7 @@ class _WireIndex(Struct):
     ready: bool | None = None
 
 
-class _WireLoad(Struct):
+class _WireOperation(Struct):
     parameters: dict[str, object] | None = None
 
 
@@ -95,7 +94,7 @@ Wire = TypeVar("Wire")
 
 _requests = msgspec.json.Decoder(_WireRequest)
 _indexes = msgspec.json.Decoder(_WireIndex)
-_loads = msgspec.json.Decoder(_WireLoad)
+_operations = msgspec.json.Decoder(_WireOperation)
 
 
 class _Attachments:
@@ -176,10 +175,9 @@ def parse_index(body: bytes | bytearray) -> bool:
     return bool(_decode(_indexes, memoryview(body)).ready) if body else False
 
 
-def parse_load(body: bytes | bytearray) -> None:
-    """Refuse a load that asks for what a load does not do. An empty body is fine."""
-    if body:
-        check_load(_decode(_loads, memoryview(body)).parameters or {})
+def parse_operation(body: bytes | bytearray) -> Mapping[str, object]:
+    """The parameters of a load or unload. An empty body is fine."""
+    return (_decode(_operations, memoryview(body)).parameters or {}) if body else {}
 
 
 def _split(body: bytes | bytearray, header_length: str | None) -> tuple[memoryview, _Attachments]:

@@ -19,6 +19,7 @@ from dormouse.gateway.answers import unexpected
 from dormouse.gateway.chunks import last_of
 from dormouse.gateway.grpc_messages import HEALTH, INFERENCE, Message, Method, decoded, message, methods
 from dormouse.gateway.grpc_stream import Stream
+from dormouse.gateway.repository import Repository
 from dormouse.submit import Submit
 
 Context: TypeAlias = Any
@@ -87,6 +88,7 @@ class Calls:
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
+        self._repository = Repository(submit)
 
     def work(self, method: Method) -> Work:
         """How a call of one message is answered."""
@@ -137,14 +139,16 @@ class Calls:
         return grpc_form.render_index(message("RepositoryIndexResponse"), entries)
 
     async def _load(self, asked: Message, _: Context) -> Message:
-        name = grpc_form.parse_load(asked)
-        await self._submit.load(name)
-        return message("RepositoryModelLoadResponse")(model_name=name, isLoaded=True)
+        name, parameters = grpc_form.parse_operation(asked)
+        await self._repository.load(name, parameters)
+        return message("RepositoryModelLoadResponse")(model_name=name, isLoaded=self._submit.function_ready(name))
 
     async def _unload(self, asked: Message, _: Context) -> Message:
-        name = grpc_form.model_named(asked)
-        await self._submit.unload(name)
-        return message("RepositoryModelUnloadResponse")(model_name=name, isUnloaded=True)
+        name, parameters = grpc_form.parse_operation(asked)
+        await self._repository.unload(name, parameters)
+        return message("RepositoryModelUnloadResponse")(
+            model_name=name, isUnloaded=not self._submit.function_ready(name)
+        )
 
     async def _check(self, asked: Message, _: Context) -> Message:
         server = asked.service in ("", INFERENCE)

@@ -21,7 +21,6 @@ from dormouse.gateway.kserve import (
     AskedOutput,
     Contents,
     GivenInput,
-    check_load,
     flag,
     inference_of,
     ordered,
@@ -153,10 +152,9 @@ def _answers_raw(wire: Message, asked: Asked, specs: Sequence[TensorSpec]) -> bo
     return wanted or any(spec.datatype in encoding.BINARY_ONLY for spec in specs)
 
 
-def parse_load(wire: Message) -> str:
-    """The name of the function to load. Refuses what a load does not do."""
-    check_load(wire.parameters)
-    return model_named(wire)
+def parse_operation(wire: Message) -> tuple[str, Mapping[str, object]]:
+    """The function to load or unload, and the parameters."""
+    return model_named(wire), _parameters(wire.parameters)
 
 
 def model_named(wire: Message) -> str:
