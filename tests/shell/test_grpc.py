@@ -13,7 +13,7 @@ import pytest
 
 from dormouse.errors import ConfigurationFault, DormouseError
 from dormouse.gateway.grpc_calls import LONGEST_DETAILS, STATUS
-from dormouse.gateway.grpc_form import FIELDS
+from dormouse.gateway.grpc_form import FIELDS, Terms
 from dormouse.gateway.grpc_messages import HEALTH
 from dormouse.gateway.grpc_server import GrpcServer
 from dormouse.gateway.grpc_stream import MOST_AT_ONCE, Stream
@@ -432,7 +432,7 @@ def test_a_client_that_does_not_read_holds_back_its_own_stream_only() -> None:
         await asyncio.Event().wait()
 
     async def run() -> None:
-        stream = asyncio.create_task(Stream(node, lambda: None, write).answer(endless()))
+        stream = asyncio.create_task(Stream(node, Terms, write).answer(endless()))
         for _ in range(10_000):  # turns of the loop: far more than it takes to read thousands
             await asyncio.sleep(0)
         stream.cancel()

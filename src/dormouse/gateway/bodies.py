@@ -149,25 +149,27 @@ def parse_infer(
     version: str | None = None,
     *,
     lines: bool = False,
+    slo_ms: float | None = None,
 ) -> InferRequest:
-    """Read and check an infer request against the function's signature. ``lines``: it is answered in JSON lines."""
+    """Read and check an infer request against the function's signature. ``lines``: it is answered in JSON lines;
+    ``slo_ms``: what its headers say."""
     head, attachments = _split(body, header_length)
     wire = _decode(_requests, head)
-    asked = _asked(wire, attachments)
+    asked = _asked(wire, attachments, slo_ms)
     inference = inference_of(asked, described, version)
     if len(attachments):
         raise InvalidRequest(f"the body ends with {len(attachments)} bytes that belong to no input")
     return InferRequest(inference, wire.id, _binary(asked, selected(asked.outputs, described.signature), lines))
 
 
-def _asked(wire: _WireRequest, attachments: _Attachments) -> Asked:
+def _asked(wire: _WireRequest, attachments: _Attachments, slo_ms: float | None) -> Asked:
     inputs = []
     for tensor in wire.inputs:
         parameters = tensor.parameters or {}
         contents = _Contents(tensor.data, parameters, attachments)
         inputs.append(GivenInput(tensor.name, tensor.datatype, tensor.shape, parameters, contents))
     outputs = [AskedOutput(output.name, output.parameters or {}) for output in wire.outputs or ()]
-    return Asked(inputs, outputs, wire.parameters or {})
+    return Asked(inputs, outputs, wire.parameters or {}, slo_ms)
 
 
 def parse_index(body: bytes | bytearray) -> bool:

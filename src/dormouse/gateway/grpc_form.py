@@ -64,12 +64,19 @@ class InferRequest(Struct, frozen=True):
 # ------------------------------------------------------------------ requests
 
 
-def parse_infer(wire: Message, described: Description, version: str | None, at_most_ns: Ns | None) -> InferRequest:
-    """Check an infer request against the function's signature. ``at_most_ns``: the client waits no longer."""
+class Terms(Struct, frozen=True):
+    """What a call says beside its message: the client waits no longer than ``at_most_ns``, and hopes for ``slo_ms``."""
+
+    at_most_ns: Ns | None = None
+    slo_ms: float | None = None
+
+
+def parse_infer(wire: Message, described: Description, version: str | None, terms: Terms) -> InferRequest:
+    """Check an infer request against the function's signature."""
     parameters = _parameters(wire.parameters)
     outputs = [AskedOutput(_name("output", each.name), _parameters(each.parameters)) for each in wire.outputs]
-    asked = Asked(_given(wire), outputs, parameters)
-    inference = inference_of(asked, described, version, at_most_ns)
+    asked = Asked(_given(wire), outputs, parameters, terms.slo_ms)
+    inference = inference_of(asked, described, version, terms.at_most_ns)
     return InferRequest(inference, wire.id, _answers_raw(wire, asked, selected(outputs, described.signature)))
 
 

@@ -106,7 +106,8 @@ class V2:
         header_length = request.headers.get(bodies.LENGTH_HEADER)
         # Asked again: the function may have been deployed anew while the body came in.
         described = self._submit.describe(name, version)
-        parsed = bodies.parse_infer(body, header_length, described, version, lines=lines)
+        slo_ms = kserve.promised(request.headers)
+        parsed = bodies.parse_infer(body, header_length, described, version, lines=lines, slo_ms=slo_ms)
         chunks = self._submit.infer(parsed.inference)
         if lines:
             return await _streamed(request, parsed, chunks)
