@@ -180,3 +180,21 @@ def test_only_models_executors_and_the_demo_know_torch() -> None:
         if room_of(module) in TORCH_FREE or module.endswith("supervisor"):
             names = {name.split(".")[0] for name in imports_of(file, at_import_time=False)}
             assert not names & {"torch", "transformers"}, f"{module} imports torch"
+
+
+PURE_IN_GATEWAY = {"kserve", "bodies", "encoding", "grpc_form", "reports", "openapi"}
+"""What reads and writes V2, and its rules."""
+
+
+def test_the_rules_of_v2_know_no_server() -> None:
+    for name in PURE_IN_GATEWAY:
+        outside = {each.split(".")[0] for each in imports_of(PACKAGE / "gateway" / f"{name}.py", at_import_time=False)}
+        assert not outside & {"asyncio", "starlette", "uvicorn", "grpc", "socket"}, name
+
+
+def test_only_the_grpc_door_knows_grpc_and_http_can_do_without_it() -> None:
+    for module, file in modules().items():
+        names = {name.split(".")[0] for name in imports_of(file, at_import_time=False)}
+        assert module.startswith("dormouse.gateway.grpc_") or not names & {"grpc", "google"}, module
+    door = imports_of(PACKAGE / "gateway" / "app.py", at_import_time=True)
+    assert not any(name.startswith("dormouse.gateway.grpc_") for name in door)

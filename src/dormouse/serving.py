@@ -7,6 +7,7 @@ and so kill the process before the node has closed.
 import asyncio
 import contextlib
 import importlib
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
@@ -98,6 +99,8 @@ def _bind_grpc(config: Config, listener: socket.socket) -> "GrpcServer | None":
     """The gRPC server, beside HTTP's listener. Raises ConfigurationFault."""
     if config.grpc_port == NO_GRPC:
         return None
+    # Its handlers for forks serve children that go on calling gRPC. Ours are other programs, and the handlers complain.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from dormouse.gateway.grpc_server import GrpcServer  # takes a fifth of a second, and not everybody wants it
 
     usual = GRPC_PORT if config.port else 0

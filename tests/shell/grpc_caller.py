@@ -62,6 +62,10 @@ class Caller:
         call = self._channel.unary_unary(f"/{INFERENCE}/ModelInfer")
         return call.future(request.SerializeToString(), **options)
 
+    def open_stream(self, wires: Iterable[bytes]) -> Any:
+        """A stream whose answers nobody asks for yet."""
+        return self._channel.stream_stream(f"/{INFERENCE}/ModelStreamInfer")(iter(wires))
+
     def stream(self, wires: Iterable[bytes], **options: Any) -> Iterator[Any]:
         """What a stream of requests is answered. Raises Refused."""
         call = self._channel.stream_stream(f"/{INFERENCE}/ModelStreamInfer")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dormouse.core.types import Path
-from dormouse.errors import DeadlineMissed, ExecutionFault, RefusedSource, Unavailable, UnknownFunction
+from dormouse.errors import DeadlineMissed, ExecutionFault, HostMemoryFull, RefusedSource, Unavailable, UnknownFunction
 from dormouse.functions import Manifest
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Statistics, Tally
 from dormouse.tensors import DATATYPE_BYTES, Signature, Tensor, TensorSpec
@@ -129,6 +129,9 @@ class InMemory:
     given_up: asyncio.Event | None = None
     arrivals: asyncio.Semaphore | None = None
     """Released by each inference that begins."""
+    operations: asyncio.Event | None = None
+    """Holds loads and unloads back until it is set."""
+    host_is_full: bool = False
     departures: asyncio.Semaphore | None = None
     """Released by each that is cancelled."""
     break_after_first: str = ""
@@ -204,10 +207,19 @@ class InMemory:
             raise
 
     async def load(self, name: str) -> None:
+        await self._operated(name)
         self._find(name, None).loaded = True
 
     async def unload(self, name: str) -> None:
+        await self._operated(name)
         self._find(name, None).loaded = False
+
+    async def _operated(self, name: str) -> None:
+        self._find(name, None)
+        if self.operations is not None:
+            await self.operations.wait()
+        if self.host_is_full:
+            raise HostMemoryFull(f"function {name!r} needs 9.0 GiB of host memory, 4.0 GiB are there")
 
     async def deploy(self, manifest: Manifest) -> str:
         program, signature = self._program(manifest)

@@ -4,20 +4,21 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from dormouse.errors import DormouseError
+from dormouse.errors import ConfigurationFault, DormouseError
 from dormouse.gateway.grpc_calls import LONGEST_DETAILS, STATUS
-from dormouse.gateway.grpc_form import FIELDS
+from dormouse.gateway.grpc_form import FIELDS, Terms
 from dormouse.gateway.grpc_messages import HEALTH
-from dormouse.gateway.grpc_stream import MOST_AT_ONCE
+from dormouse.gateway.grpc_server import GrpcServer
+from dormouse.gateway.grpc_stream import MOST_AT_ONCE, Stream
 from tests.shell.grpc_caller import Caller, InferRequest, Refused, raw_request, total_request, typed_request
-from tests.shell.in_memory import ENDED_MS
+from tests.shell.in_memory import ENDED_MS, furnished
 from tests.shell.running import BODY_LIMIT_BYTES, RunningServer
 from tests.shell.samples import ROW, SAMPLES
 
@@ -397,6 +398,82 @@ def test_metadata_without_end_is_refused(caller: Caller) -> None:
     with pytest.raises(Refused, match="RESOURCE_EXHAUSTED"):
         caller.infer(raw_request("affine", "FP32", ROW), metadata=(("x-large", "a" * 100_000),))
     assert caller.ask("ServerLive").live
+
+
+def test_streams_that_say_nothing_stop_nobody_and_end_with_their_clients(server: RunningServer) -> None:
+    ended = threading.Event()
+
+    def silence() -> Iterator[bytes]:
+        ended.wait(30)
+        yield from ()
+
+    with Caller(server.grpc) as silent, Caller(server.grpc) as caller:
+        streams = [silent.open_stream(silence()) for _ in range(50)]
+        assert caller.infer(raw_request("affine", "FP32", ROW)).raw_output_contents
+        for stream in streams:
+            stream.cancel()
+        ended.set()
+        assert caller.ask("ServerLive").live
+
+
+def test_a_client_that_does_not_read_holds_back_its_own_stream_only() -> None:
+    """Neither are its requests read without end, nor chunks made."""
+    node, read, written = furnished(), 0, 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield total_request(100).SerializeToString()
+
+    async def write(_: bytes) -> None:
+        nonlocal written
+        written += 1
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        stream = asyncio.create_task(Stream(node, Terms, write).answer(endless()))
+        for _ in range(10_000):  # turns of the loop: far more than it takes to read thousands
+            await asyncio.sleep(0)
+        stream.cancel()
+        await asyncio.wait([stream])
+
+    asyncio.run(run())
+    assert written == 1
+    assert read <= MOST_AT_ONCE + 2
+    assert node.cancelled == len(node.seen) > 0
+
+
+def test_more_calls_than_there_may_be_are_refused() -> None:
+    async def run() -> None:
+        node = furnished()
+        node.gate, node.arrivals = asyncio.Event(), asyncio.Semaphore(0)
+        server = GrpcServer(BODY_LIMIT_BYTES, most_calls=3)
+        server.bind("127.0.0.1", 0)
+        stop = asyncio.Event()
+        async with server.serving(node, stop=stop, hurry=asyncio.Event(), grace_s=30):
+            with Caller(server.address) as caller:
+                calls = [caller.begin(total_request(1)) for _ in range(3)]
+                await times(3, node.arrivals)
+                with pytest.raises(Refused, match="RESOURCE_EXHAUSTED"):
+                    await asyncio.to_thread(caller.ask, "ServerLive")
+                node.gate.set()
+                for call in calls:
+                    await asyncio.to_thread(call.result, timeout=30)
+                assert (await asyncio.to_thread(caller.ask, "ServerLive")).live
+            stop.set()
+
+    asyncio.run(run())
+
+
+def test_a_port_that_somebody_has_is_one_clear_line() -> None:
+    async def run() -> None:
+        first, second = GrpcServer(BODY_LIMIT_BYTES), GrpcServer(BODY_LIMIT_BYTES)
+        first.bind("127.0.0.1", 0)
+        with pytest.raises(ConfigurationFault, match=r"cannot listen on 127\.0\.0\.1 port"):
+            second.bind("127.0.0.1", int(first.address.rpartition(":")[2]))
+
+    asyncio.run(run())
 
 
 def test_thousands_of_calls_at_once_are_all_answered(caller: Caller) -> None:

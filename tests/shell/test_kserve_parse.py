@@ -21,10 +21,11 @@ from dormouse.gateway.bodies import (
     InferRequest,
     parse_index,
     parse_infer,
-    parse_load,
+    parse_operation,
     render_infer,
     render_line,
 )
+from dormouse.gateway.kserve import check_load
 from dormouse.submit import Chunk, Description
 from dormouse.tensors import Signature, Tensor, TensorSpec
 
@@ -261,11 +262,18 @@ def test_index_and_load_bodies() -> None:
         False,
         True,
     ]
-    parse_load(b"")
-    parse_load(b'{"parameters": {"unload_dependents": false}}')
-    for body in (b'{"parameters": {"config": "{}"}}', b'{"parameters": {"file:1/model": "AA=="}}', b"[]"):
-        with pytest.raises(InvalidRequest):
-            parse_load(body)
+    assert [parse_operation(body) for body in (b"", b"{}", b'{"parameters": {"wait": false}}')] == [
+        {},
+        {},
+        {"wait": False},
+    ]
+    with pytest.raises(InvalidRequest):
+        parse_operation(b"[]")
+    check_load({"unload_dependents": False, "wait": True})
+    for name in ("config", "file:1/model", "file:" + "x" * 10**6):
+        with pytest.raises(InvalidRequest) as caught:
+            check_load({name: ""})
+        assert len(caught.value.message) < 300
 
 
 # ------------------------------------------------------------------ complaints

@@ -6,6 +6,7 @@ The protocol leaves these cases open, and the servers in use do not agree. Each 
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -198,6 +199,23 @@ def test_more_rows_than_a_batch_has_are_a_request_all_the_same(doors: Doors) -> 
     assert doors.http.get("/v2/models/affine/config").json()["max_batch_size"] == 2
     assert doors.infer({**JSON_INPUT, "shape": [4, 3], "data": [1] * 12}) == 200
     assert status(lambda: doors.grpc.infer(raw_request("affine", "FP32", np.ones((4, 3), np.float32)))) == "OK"
+
+
+@pytest.mark.parametrize("header", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"])
+def test_a_gateway_may_say_the_deadline_in_a_header_and_a_parameter_says_it_better(doors: Doors, header: str) -> None:
+    for parameters in ({}, {"slo_ms": 50}):
+        body = {"inputs": [JSON_INPUT], "parameters": parameters}
+        assert doors.post(INFER, body, headers={header: "80.5"}).status_code == 200
+        request = raw_request("affine", "FP32", ROWS)
+        for name, value in parameters.items():
+            request.parameters[name].int64_param = value
+        doors.grpc.infer(request, metadata=((header, "80.5"),))
+    seen = [inference.slo_ns for inference in doors.server.node.seen]
+    assert seen == [80_500_000, 80_500_000, 50_000_000, 50_000_000]
+    for wrong in ("soon", "-1", "nan"):
+        assert doors.post(INFER, {"inputs": [JSON_INPUT]}, headers={header: wrong}).status_code == 400
+        call = partial(doors.grpc.infer, raw_request("affine", "FP32", ROWS), metadata=((header, wrong),))
+        assert status(call) == "INVALID_ARGUMENT"
 
 
 def test_a_wrong_method_is_said_to_be_one(doors: Doors) -> None:

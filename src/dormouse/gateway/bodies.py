@@ -20,7 +20,6 @@ from dormouse.gateway.kserve import (
     Asked,
     AskedOutput,
     GivenInput,
-    check_load,
     flag,
     inference_of,
     natural,
@@ -87,7 +86,7 @@ class _WireIndex(Struct):
     ready: bool | None = None
 
 
-class _WireLoad(Struct):
+class _WireOperation(Struct):
     parameters: dict[str, object] | None = None
 
 
@@ -95,7 +94,7 @@ Wire = TypeVar("Wire")
 
 _requests = msgspec.json.Decoder(_WireRequest)
 _indexes = msgspec.json.Decoder(_WireIndex)
-_loads = msgspec.json.Decoder(_WireLoad)
+_operations = msgspec.json.Decoder(_WireOperation)
 
 
 class _Attachments:
@@ -150,25 +149,27 @@ def parse_infer(
     version: str | None = None,
     *,
     lines: bool = False,
+    slo_ms: float | None = None,
 ) -> InferRequest:
-    """Read and check an infer request against the function's signature. ``lines``: it is answered in JSON lines."""
+    """Read and check an infer request against the function's signature. ``lines``: it is answered in JSON lines;
+    ``slo_ms``: what its headers say."""
     head, attachments = _split(body, header_length)
     wire = _decode(_requests, head)
-    asked = _asked(wire, attachments)
+    asked = _asked(wire, attachments, slo_ms)
     inference = inference_of(asked, described, version)
     if len(attachments):
         raise InvalidRequest(f"the body ends with {len(attachments)} bytes that belong to no input")
     return InferRequest(inference, wire.id, _binary(asked, selected(asked.outputs, described.signature), lines))
 
 
-def _asked(wire: _WireRequest, attachments: _Attachments) -> Asked:
+def _asked(wire: _WireRequest, attachments: _Attachments, slo_ms: float | None) -> Asked:
     inputs = []
     for tensor in wire.inputs:
         parameters = tensor.parameters or {}
         contents = _Contents(tensor.data, parameters, attachments)
         inputs.append(GivenInput(tensor.name, tensor.datatype, tensor.shape, parameters, contents))
     outputs = [AskedOutput(output.name, output.parameters or {}) for output in wire.outputs or ()]
-    return Asked(inputs, outputs, wire.parameters or {})
+    return Asked(inputs, outputs, wire.parameters or {}, slo_ms)
 
 
 def parse_index(body: bytes | bytearray) -> bool:
@@ -176,10 +177,9 @@ def parse_index(body: bytes | bytearray) -> bool:
     return bool(_decode(_indexes, memoryview(body)).ready) if body else False
 
 
-def parse_load(body: bytes | bytearray) -> None:
-    """Refuse a load that asks for what a load does not do. An empty body is fine."""
-    if body:
-        check_load(_decode(_loads, memoryview(body)).parameters or {})
+def parse_operation(body: bytes | bytearray) -> Mapping[str, object]:
+    """The parameters of a load or unload. An empty body is fine."""
+    return (_decode(_operations, memoryview(body)).parameters or {}) if body else {}
 
 
 def _split(body: bytes | bytearray, header_length: str | None) -> tuple[memoryview, _Attachments]:

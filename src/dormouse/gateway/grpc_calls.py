@@ -19,6 +19,7 @@ from dormouse.gateway.answers import unexpected
 from dormouse.gateway.chunks import last_of
 from dormouse.gateway.grpc_messages import HEALTH, INFERENCE, Message, Method, decoded, message, methods
 from dormouse.gateway.grpc_stream import Stream
+from dormouse.gateway.repository import Repository
 from dormouse.submit import Submit
 
 Context: TypeAlias = Any
@@ -87,6 +88,7 @@ class Calls:
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
+        self._repository = Repository(submit)
 
     def work(self, method: Method) -> Work:
         """How a call of one message is answered."""
@@ -137,14 +139,16 @@ class Calls:
         return grpc_form.render_index(message("RepositoryIndexResponse"), entries)
 
     async def _load(self, asked: Message, _: Context) -> Message:
-        name = grpc_form.parse_load(asked)
-        await self._submit.load(name)
-        return message("RepositoryModelLoadResponse")(model_name=name, isLoaded=True)
+        name, parameters = grpc_form.parse_operation(asked)
+        await self._repository.load(name, parameters)
+        return message("RepositoryModelLoadResponse")(model_name=name, isLoaded=self._submit.function_ready(name))
 
     async def _unload(self, asked: Message, _: Context) -> Message:
-        name = grpc_form.model_named(asked)
-        await self._submit.unload(name)
-        return message("RepositoryModelUnloadResponse")(model_name=name, isUnloaded=True)
+        name, parameters = grpc_form.parse_operation(asked)
+        await self._repository.unload(name, parameters)
+        return message("RepositoryModelUnloadResponse")(
+            model_name=name, isUnloaded=not self._submit.function_ready(name)
+        )
 
     async def _check(self, asked: Message, _: Context) -> Message:
         server = asked.service in ("", INFERENCE)
@@ -154,17 +158,19 @@ class Calls:
     async def _infer(self, wire: Message, context: Context) -> Message:
         version = wire.model_version or None
         described = self._submit.describe(wire.model_name, version)
-        parsed = grpc_form.parse_infer(wire, described, version, time_left_ns(context))
+        parsed = grpc_form.parse_infer(wire, described, version, terms_of(context))
         chunks = self._submit.infer(parsed.inference)
         async with contextlib.aclosing(chunks):  # a client that goes away cancels this task, and so its request
             return grpc_form.render_infer(parsed, await last_of(chunks))
 
     async def stream(self, wires: Any, context: Context) -> None:
         """Answers ModelStreamInfer."""
-        await Stream(self._submit, lambda: time_left_ns(context), context.write).answer(wires)
+        await Stream(self._submit, lambda: terms_of(context), context.write).answer(wires)
 
 
-def time_left_ns(context: Context) -> Ns | None:
-    """How long the client will wait yet; None: without end. At least a nanosecond, as it waits still."""
+def terms_of(context: Context) -> grpc_form.Terms:
+    """What a call says beside its message, now. Raises InvalidRequest."""
     left_s = context.time_remaining()
-    return None if left_s is None else max(1, round(left_s * SECOND_NS))
+    # At least a nanosecond, as the client waits still.
+    left_ns = None if left_s is None else max(1, round(left_s * SECOND_NS))
+    return grpc_form.Terms(left_ns, kserve.promised(dict(context.invocation_metadata() or ())))

@@ -21,7 +21,6 @@ from dormouse.gateway.kserve import (
     AskedOutput,
     Contents,
     GivenInput,
-    check_load,
     flag,
     inference_of,
     ordered,
@@ -65,12 +64,19 @@ class InferRequest(Struct, frozen=True):
 # ------------------------------------------------------------------ requests
 
 
-def parse_infer(wire: Message, described: Description, version: str | None, at_most_ns: Ns | None) -> InferRequest:
-    """Check an infer request against the function's signature. ``at_most_ns``: the client waits no longer."""
+class Terms(Struct, frozen=True):
+    """What a call says beside its message: the client waits no longer than ``at_most_ns``, and hopes for ``slo_ms``."""
+
+    at_most_ns: Ns | None = None
+    slo_ms: float | None = None
+
+
+def parse_infer(wire: Message, described: Description, version: str | None, terms: Terms) -> InferRequest:
+    """Check an infer request against the function's signature."""
     parameters = _parameters(wire.parameters)
     outputs = [AskedOutput(_name("output", each.name), _parameters(each.parameters)) for each in wire.outputs]
-    asked = Asked(_given(wire), outputs, parameters)
-    inference = inference_of(asked, described, version, at_most_ns)
+    asked = Asked(_given(wire), outputs, parameters, terms.slo_ms)
+    inference = inference_of(asked, described, version, terms.at_most_ns)
     return InferRequest(inference, wire.id, _answers_raw(wire, asked, selected(outputs, described.signature)))
 
 
@@ -153,10 +159,9 @@ def _answers_raw(wire: Message, asked: Asked, specs: Sequence[TensorSpec]) -> bo
     return wanted or any(spec.datatype in encoding.BINARY_ONLY for spec in specs)
 
 
-def parse_load(wire: Message) -> str:
-    """The name of the function to load. Refuses what a load does not do."""
-    check_load(wire.parameters)
-    return model_named(wire)
+def parse_operation(wire: Message) -> tuple[str, Mapping[str, object]]:
+    """The function to load or unload, and the parameters."""
+    return model_named(wire), _parameters(wire.parameters)
 
 
 def model_named(wire: Message) -> str:

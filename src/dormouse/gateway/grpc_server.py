@@ -32,7 +32,7 @@ FEWEST_MS_BETWEEN_PINGS = 5_000
 class GrpcServer:
     """A server on a port, from ``bind`` on; it accepts while it is ``serving``."""
 
-    def __init__(self, body_limit_bytes: Bytes) -> None:
+    def __init__(self, body_limit_bytes: Bytes, most_calls: int = MOST_CALLS) -> None:
         self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),  # two servers on one port would share its calls
@@ -42,15 +42,15 @@ class GrpcServer:
                 ("grpc.absolute_max_metadata_size", METADATA_BYTES),
                 ("grpc.max_concurrent_streams", MOST_CALLS_PER_CONNECTION),
                 # How many may come in at once before the event loop has looked at them: beyond, calls are dropped.
-                ("grpc.server.max_pending_requests", MOST_CALLS),
-                ("grpc.server.max_pending_requests_hard_limit", 2 * MOST_CALLS),
+                ("grpc.server.max_pending_requests", most_calls),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * most_calls),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.keepalive_time_ms", PROBE_AFTER_MS),
                 ("grpc.keepalive_timeout_ms", PROBE_TIMEOUT_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", FEWEST_MS_BETWEEN_PINGS),
             ),
-            maximum_concurrent_rpcs=MOST_CALLS,
+            maximum_concurrent_rpcs=most_calls,
         )
         self.address = ""
         """Host and port, once bound."""

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import TypeAlias
 
-from dormouse.core.types import Ns
 from dormouse.errors import DormouseError
 from dormouse.gateway import grpc_form
 from dormouse.gateway.answers import unexpected
@@ -27,13 +26,13 @@ _Request = message("ModelInferRequest")
 
 
 class Stream:
-    """``time_left_ns`` says how long the client will wait yet; ``write`` sends one message, when there is room."""
+    """``terms`` says what the client has said beside its requests; ``write`` sends one message, when there is room."""
 
     def __init__(
-        self, submit: Submit, time_left_ns: Callable[[], Ns | None], write: Callable[[bytes], Awaitable[None]]
+        self, submit: Submit, terms: Callable[[], grpc_form.Terms], write: Callable[[bytes], Awaitable[None]]
     ) -> None:
         self._submit = submit
-        self._time_left_ns = time_left_ns
+        self._terms = terms
         self._write = write
         self._turns: asyncio.Queue[Answers | None] = asyncio.Queue(MOST_AT_ONCE)
 
@@ -66,7 +65,7 @@ class Stream:
     async def _infer(self, request: Message, answers: Answers) -> None:
         version = request.model_version or None
         described = self._submit.describe(request.model_name, version)
-        parsed = grpc_form.parse_infer(request, described, version, self._time_left_ns())
+        parsed = grpc_form.parse_infer(request, described, version, self._terms())
         async with contextlib.aclosing(self._submit.infer(parsed.inference)) as chunks:
             async for chunk in chunks:
                 await answers.put(grpc_form.render_streamed(parsed, chunk).SerializeToString())

@@ -17,6 +17,8 @@ from dormouse.gateway import encoding
 from dormouse.submit import Chunk, Description, IndexEntry, Inference
 from dormouse.tensors import Signature, Tensor, TensorSpec
 
+SLO_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+"""Headers, or metadata, in which gateways for inference say the deadline; a parameter ``slo_ms`` says it better."""
 LARGEST_PRIORITY = 2**32 - 1
 LONGEST_NS: Ns = 2**61
 """Longer durations are taken as this one, which is longer than any server runs."""
@@ -60,11 +62,12 @@ class AskedOutput(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True):
-    """An infer request, decoded and not yet checked. ``outputs`` empty: all."""
+    """An infer request, decoded and not yet checked. ``outputs`` empty: all. ``slo_ms`` is from beside the request."""
 
     inputs: Sequence[GivenInput]
     outputs: Sequence[AskedOutput]
     parameters: Mapping[str, object]
+    slo_ms: float | None = None
 
 
 # ------------------------------------------------------------------ requests
@@ -82,8 +85,20 @@ def inference_of(asked: Asked, described: Description, version: str | None, at_m
         outputs=tuple(output.name for output in asked.outputs),
         priority=_priority(asked.parameters),
         timeout_ns=min((each for each in (timeout_ns, at_most_ns) if each is not None), default=None),
-        slo_ns=_duration(asked.parameters, "slo_ms", 1_000_000),
+        slo_ns=_duration({"slo_ms": asked.slo_ms, **asked.parameters}, "slo_ms", 1_000_000),
     )
+
+
+def promised(headers: Mapping[str, str]) -> float | None:
+    """The deadline in milliseconds that a request's headers (lower-case) name. Raises InvalidRequest."""
+    for name in SLO_HEADERS:
+        value = headers.get(name)
+        if value is not None:
+            try:
+                return float(value)
+            except ValueError:
+                raise InvalidRequest(f"header {name} is {shown(value)}, expected a number of milliseconds") from None
+    return None
 
 
 def check_load(parameters: Iterable[str]) -> None:

@@ -77,6 +77,10 @@ _ASKED = {
         "binary_data_output": _or_null(_FLAG),
     },
 }
+_OPERATED = {
+    "type": "object",
+    "properties": {"wait": {**_or_null(_FLAG), "description": "false: answer at once; the index says how it goes."}},
+}
 _TOLD = _object(
     {
         "dormouse_path": {"enum": [str(path) for path in Path]},
@@ -165,7 +169,7 @@ def _schemas() -> dict[str, Schema]:
                 }
             )
         ),
-        "LoadRequest": {"type": "object", "properties": {"parameters": _or_null(_OBJECT)}},
+        "Operation": {"type": "object", "properties": {"parameters": _or_null(_OPERATED)}},
         "Functions": _object({"functions": _list(_ROW)}),
         "Deployed": _object({"name": _TEXT, "version": _TEXT}),
         "Removed": _object({"name": _TEXT}),
@@ -249,10 +253,10 @@ def _paths() -> dict[str, dict[str, Schema]]:
             "post": _operation("Every function with its state and tier", "Index", 400, 413, body="IndexRequest")
         },
         "/v2/repository/models/{name}/load": {
-            "post": _operation("Admit it to host memory", "Empty", *loading, body="LoadRequest")
+            "post": _operation("Admit it to host memory", "Empty", *loading, body="Operation")
         },
         "/v2/repository/models/{name}/unload": {
-            "post": _operation("Free its memory", "Empty", *loading, body="LoadRequest")
+            "post": _operation("Free its memory", "Empty", *loading, body="Operation")
         },
         "/dormouse/node": {"get": _operation("Devices, host memory, totals", "Node")},
         "/dormouse/functions": {

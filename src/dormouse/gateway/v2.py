@@ -15,6 +15,7 @@ from dormouse.errors import Unavailable
 from dormouse.gateway import bodies, content, kserve, reports
 from dormouse.gateway.answers import Handler, LinesAnswer, TensorAnswer, json_answer, unless_gone
 from dormouse.gateway.chunks import last_of
+from dormouse.gateway.repository import Repository
 from dormouse.submit import Chunk, Submit
 
 
@@ -23,6 +24,7 @@ class V2:
 
     def __init__(self, submit: Submit, body_limit_bytes: Bytes) -> None:
         self._submit = submit
+        self._repository = Repository(submit)
         self._body_limit_bytes = body_limit_bytes
 
     def routes(self) -> dict[str, dict[str, Handler]]:
@@ -86,13 +88,13 @@ class V2:
         return json_answer(kserve.index(self._submit.index(), only_ready=only_ready))
 
     async def _load(self, request: Request) -> Response:
-        bodies.parse_load(await content.read_body(request, self._body_limit_bytes))
-        await self._submit.load(request.path_params["name"])
+        parameters = bodies.parse_operation(await content.read_body(request, self._body_limit_bytes))
+        await self._repository.load(request.path_params["name"], parameters)
         return json_answer({})
 
     async def _unload(self, request: Request) -> Response:
-        await content.read_body(request, self._body_limit_bytes)
-        await self._submit.unload(request.path_params["name"])
+        parameters = bodies.parse_operation(await content.read_body(request, self._body_limit_bytes))
+        await self._repository.unload(request.path_params["name"], parameters)
         return json_answer({})
 
     async def infer(self, request: Request) -> Response:
@@ -104,7 +106,8 @@ class V2:
         header_length = request.headers.get(bodies.LENGTH_HEADER)
         # Asked again: the function may have been deployed anew while the body came in.
         described = self._submit.describe(name, version)
-        parsed = bodies.parse_infer(body, header_length, described, version, lines=lines)
+        slo_ms = kserve.promised(request.headers)
+        parsed = bodies.parse_infer(body, header_length, described, version, lines=lines, slo_ms=slo_ms)
         chunks = self._submit.infer(parsed.inference)
         if lines:
             return await _streamed(request, parsed, chunks)
