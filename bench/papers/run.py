@@ -42,9 +42,10 @@ def main() -> int:
         if not file.is_file():
             print(f"trace {file} is not there; say where with --traces DIRECTORY", file=sys.stderr)
             return 2
+    aside = None if given.json is None else given.json.with_suffix(".part")
     began_s = time.perf_counter()
     try:
-        rows = _measured(list(chosen(given.traces, quick=given.quick, only=given.only)), given.jobs)
+        rows = _measured(list(chosen(given.traces, quick=given.quick, only=given.only)), given.jobs, aside)
     except ConfigurationFault as fault:
         print(fault.message, file=sys.stderr)
         return 2
@@ -53,17 +54,21 @@ def main() -> int:
     print(f"{len(rows)} rows in {wall_s:.0f} s on {given.jobs} cores")
     if given.json is not None:
         _write(given.json, rows, wall_s, given.jobs)
+        given.json.with_suffix(".part").unlink(missing_ok=True)
     return 0
 
 
-def _measured(cases: list[Case], jobs: int) -> list[Row]:
-    """The longest first, so that no core waits for another at the end; rows in the order of the table."""
+def _measured(cases: list[Case], jobs: int, aside: Path | None) -> list[Row]:
+    """The longest first, so that no core waits for another at the end; rows in the order of the table. What
+    is there is also put ``aside`` after each run, in case somebody has to stop before the end."""
     order = sorted(range(len(cases)), key=lambda number: -cases[number].weight)
     found: dict[int, list[Row]] = {}
     with Pool(jobs) as pool:
-        runs = pool.imap(_measure, [(number, cases[number]) for number in order])
+        runs = pool.imap_unordered(_measure, [(number, cases[number]) for number in order])
         for number, rows in track(runs, "simulating", total=len(cases)):
             found[number] = rows
+            if aside is not None:
+                aside.write_bytes(msgspec.json.encode([row for rows in found.values() for row in rows]))
     return [row for number in range(len(cases)) for row in found[number]]
 
 

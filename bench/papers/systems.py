@@ -35,6 +35,8 @@ BLOCK_TIMES = 4
 """Torpor-Block: allocating block by block costs more than so many inferences (Fig. 13); taken as just so many."""
 ENDLESS = Limits(10**9, 10**18)
 PATIENT = Limits(10**9, 60 * 10**9)
+IMPATIENT = Limits(10**9, 2 * 10**9)
+"""Where a function that found no place never gets one, so that its requests do not wait for ever."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,13 @@ def world_of(system: System, models: list[Model], machine: Machine | None = None
         topology=topology_of(machine),
     )
     functions = [(FunctionId(f"f{number}/1"), model) for number, model in enumerate(models)]
-    return World(machine, settings, functions, limits=PATIENT if system.footprint else ENDLESS)
+    return World(machine, settings, functions, limits=_limits_of(system))
+
+
+def _limits_of(system: System) -> Limits:
+    if system.cold:
+        return PATIENT
+    return IMPATIENT if system.eviction == "never" else ENDLESS
 
 
 # The authors' own simulator of a node (its constants; model A).
