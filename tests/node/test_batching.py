@@ -10,14 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from dormouse.control.batching import likeness, parted
-from dormouse.core.messages import Execute
+from dormouse.core.messages import Execute, LoadFinished
 from dormouse.errors import ExecutionFault, RefusedSource, UnknownFunction
 from dormouse.functions import BatchManifest
 from dormouse.journal import read_journal
 from dormouse.submit import Inference
 from dormouse.tensors import Tensor
 from dormouse.wire import TensorRef
-from tests.node.nodes import answer, assert_close, expected, manifest, opened, row_of, run, small, tensor
+from tests.node.nodes import Events, answer, assert_close, expected, manifest, opened, row_of, run, small, tensor
 from tests.node.zoo import zoo
 
 LONG_MS = 10_000.0
@@ -155,7 +155,9 @@ def test_statistics_tell_runs_from_answers_and_refusals_from_both(tmp_path: Path
         async with opened(small(tmp_path)) as node:
             await node.deploy(replace(manifest("f", "picky"), batch=BatchManifest(2, LONG_MS)))
             begun_ms = time.time_ns() // 1_000_000
+            events = Events(node)
             await answer(node, "f", given(2, 0))
+            await events.until(LoadFinished)  # which the answer may overtake; until then nobody waits for company
             (one,) = node.statistics("f", "1")
             assert (one.answered.count, one.executions, one.failed.count) == (1, 1, 0)
             assert one.answered.ns >= one.queued_ns + one.device_ns > 0
