@@ -2,7 +2,7 @@
 
     python bench/papers/run.py [--json FILE] [--quick] [--traces DIRECTORY] [--jobs CORES] [--only FIGURE]
 
-With Dormouse on the path. About ten minutes on two cores; --quick takes one.
+With Dormouse on the path. --quick takes about a minute on two cores.
 """
 
 import argparse
