@@ -151,12 +151,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--traces", type=Path, default=Path(__file__).parents[3] / "shared" / "traces")
     options.add_argument("--json", type=Path)
-    options.add_argument("--quick", action="store_true", help="two workloads, two loads, four policies")
+    options.add_argument("--quick", action="store_true", help="two workloads, two loads, five policies")
     options.add_argument("--jobs", type=int, default=os.cpu_count())
     chosen = options.parse_args()
     names = WORKLOADS[:1] + WORKLOADS[-1:] if chosen.quick else WORKLOADS
     loads = (0.8, 0.95) if chosen.quick else LOADS
-    policies = list(POLICIES)[:4] if chosen.quick else list(POLICIES)
+    policies = list(POLICIES)[:5] if chosen.quick else list(POLICIES)
     most = {name: capacity(name, chosen.traces) for name in names}
     jobs = [
         (name, load, most[name], policy, str(chosen.traces))

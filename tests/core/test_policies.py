@@ -404,6 +404,22 @@ def test_a_neighbour_that_loads_something_light_disturbs_less() -> None:
     assert placed(bench, "next/1") == "cuda:3", "beside the light one, not beside the heavy one"
 
 
+def test_ours_fills_a_device_with_room_before_it_evicts_on_another() -> None:
+    bench = Bench(settings(ONE, TWO, placement="quiet"))
+    joined(bench, ONE, TWO, capacity_mib=20)
+    for name, mib in (("a/1", 20), ("b/1", 10), ("c/1", 10)):
+        known(bench, name, mib, 5)
+    holders = [set(bench.state.functions[FunctionId(name)].residencies) for name in ("a/1", "b/1", "c/1")]
+    assert holders == [{ONE}, {TWO}, {TWO}]
+
+
+def test_of_devices_with_room_ours_takes_one_whose_neighbours_are_quiet() -> None:
+    bench = Bench(settings(ONE, TWO, THREE, switches=((ONE, TWO),), placement="quiet"))
+    joined(bench, ONE, TWO, THREE)
+    assert placed(bench, "a/1") == ONE
+    assert placed(bench, "b/1") == THREE
+
+
 def test_at_random_is_somewhere_and_the_same_every_time() -> None:
     def places() -> list[str]:
         bench = Bench(settings(ONE, TWO, THREE, placement="random"))

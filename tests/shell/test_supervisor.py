@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -90,8 +93,13 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     return run_it
 
 
-def open_descriptors() -> set[str]:
-    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+def open_descriptors() -> Counter[str]:
+    """How many of each kind; not which: a new loop opens anew what loops share, under whatever number is free."""
+    kinds: Counter[str] = Counter()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one through which the directory is read
+            kinds[re.sub(r"\[?\d+\]?", "", str(entry.readlink()))] += 1
+    return kinds
 
 
 OTHERS = "multiprocessing"

@@ -75,16 +75,32 @@ def able(state: State, function: Function) -> list[Executor]:
 def torpor(state: State, function: Function) -> Sequence[Executor]:
     """Algorithm 1, step 3: first devices whose neighbours behind the PCIe switch do not load, then those whose
     neighbours load something light, then any. Steps 1 and 2, a device that holds it, are not asked of a placement."""
-    by_device = {executor.device: executor for executor in state.executors.values()}
+    return sorted(able(state, function), key=lambda executor: (disturbance(state, executor), executor.id))
 
-    def disturbance(executor: Executor) -> int:
-        neighbours = [by_device.get(name) for name in state.settings.topology.neighbours(executor.device)]
-        loads = [neighbour.copying for neighbour in neighbours if neighbour is not None and neighbour.copying]
-        if not loads:
-            return 0
-        return 1 if all(not is_heavy(state, state.functions[name]) for name in loads) else 2
 
-    return sorted(able(state, function), key=lambda executor: (disturbance(executor), executor.id))
+def quiet(state: State, function: Function) -> Sequence[Executor]:
+    """Ours: devices with room first, then those whose neighbours are quiet, then as ``least_displacing``."""
+    return sorted(
+        able(state, function),
+        key=lambda executor: (
+            executor.free_bytes < executor.region_bytes(function.spec),
+            disturbance(state, executor),
+            executor.executing is not None,
+            -executor.free_bytes,
+            executor.id,
+        ),
+    )
+
+
+def disturbance(state: State, executor: Executor) -> int:
+    """0: nobody loads behind the same switch; 1: only something light; 2: something heavy."""
+    neighbours = state.settings.topology.neighbours(executor.device)
+    if not neighbours:
+        return 0
+    loads = [other.copying for other in state.executors.values() if other.device in neighbours and other.copying]
+    if not loads:
+        return 0
+    return 1 if all(not is_heavy(state, state.functions[name]) for name in loads) else 2
 
 
 def anywhere(state: State, function: Function) -> Sequence[Executor]:
@@ -105,6 +121,7 @@ def bound(state: State, function: Function) -> Sequence[Executor]:
 PLACEMENT: dict[str, Placement] = {
     "least-displacing": least_displacing,
     "torpor": torpor,
+    "quiet": quiet,
     "random": anywhere,
     "bound": bound,
 }

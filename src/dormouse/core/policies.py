@@ -9,7 +9,7 @@ from dormouse.core.types import Settings
 SETS: Mapping[str, Mapping[str, object]] = {
     "dormouse": {
         "queueing": "slack",
-        "placement": "torpor",
+        "placement": "quiet",
         "eviction": "torpor",
         "replication": "worthwhile-evicting",
     },
