@@ -151,10 +151,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--traces", type=Path, default=Path(__file__).parents[3] / "shared" / "traces")
     options.add_argument("--json", type=Path)
-    options.add_argument("--quick", action="store_true", help="two workloads, two loads, five policies")
+    options.add_argument("--quick", action="store_true", help="two loads, five policies")
+    options.add_argument("--only", default="", help="workloads whose names contain this")
     options.add_argument("--jobs", type=int, default=os.cpu_count())
     chosen = options.parse_args()
-    names = WORKLOADS[:1] + WORKLOADS[-1:] if chosen.quick else WORKLOADS
+    names = [name for name in WORKLOADS if chosen.only in name]
     loads = (0.8, 0.95) if chosen.quick else LOADS
     policies = list(POLICIES)[:5] if chosen.quick else list(POLICIES)
     most = {name: capacity(name, chosen.traces) for name in names}
