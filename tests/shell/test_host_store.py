@@ -4,7 +4,7 @@ import asyncio
 import errno
 import random
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dormouse.core.types import FunctionId
 from dormouse.errors import DormouseError, HostMemoryFull, RefusedSource
 from dormouse.store.arena import Arena
-from dormouse.store.freepages import FreePages, pages_in
+from dormouse.store.freepages import FreePages, Run
 from dormouse.store.host import HostStore
 from dormouse.store.index import (
     DATA_FILE,
@@ -385,6 +385,10 @@ def test_closing_an_arena_closes_its_descriptor() -> None:
     with pytest.raises(OSError) as fault:
         Path(f"/proc/self/fd/{arena.fd}").readlink()
     assert fault.value.errno == errno.ENOENT
+
+
+def pages_in(runs: Iterable[Run]) -> int:
+    return sum(count for _, count in runs)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))

@@ -97,10 +97,6 @@ class SmolLm2:
     def questions(self) -> list[Arrays]:
         return _tokenized(self._base, PROMPTS, masked=False)
 
-    def text_of(self, token: int) -> str:
-        """A token as people read it."""
-        return _tokenizer(self._base).decode([token])
-
 
 def _convert_gguf(package: Path, file: str, target: Path) -> None:
     # Not through from_pretrained: for a GGUF file that wants one more package, and gives a model that cannot be cast.

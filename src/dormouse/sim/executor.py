@@ -9,6 +9,7 @@ fails is answered before the load is; a message takes ``hop_ns``, and messages d
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from dormouse.core.messages import (
@@ -83,7 +84,7 @@ class SimulatedExecutor:
     _arrivals: dict[FunctionId, _Arrival] = field(default_factory=dict)
     _built: set[FunctionId] = field(default_factory=set)
     _copying: bool = False
-    _to_copy: deque[ExecutorCommand] = field(default_factory=deque)
+    _to_copy: deque[Load | Evict | Forget] = field(default_factory=deque)
     _to_compute: deque[_Execution] = field(default_factory=deque)
 
     def obey(self, command: ExecutorCommand) -> None:
@@ -122,9 +123,9 @@ class SimulatedExecutor:
             if isinstance(command, Load):
                 self._load(command, self._arrivals[command.function])
             elif isinstance(command, Evict):
-                self._later(self.device.evict_ns, lambda evicted=command: self._evicted(evicted))  # type: ignore[misc]
+                self._later(self.device.evict_ns, partial(self._evicted, command))
             else:
-                self._built.discard(command.function)  # type: ignore[union-attr]
+                self._built.discard(command.function)
                 self._copying = False
 
     def _load(self, command: Load, arrival: _Arrival) -> None:

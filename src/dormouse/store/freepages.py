@@ -6,7 +6,7 @@ device registers host memory segment by segment, and one copy must not touch two
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 Run = tuple[int, int]
 """First page, and how many."""
@@ -74,7 +74,3 @@ class FreePages:
             length = min(count, self._segment_pages - first % self._segment_pages)
             yield first, length
             first, count = first + length, count - length
-
-
-def pages_in(runs: Iterable[Run]) -> int:
-    return sum(count for _, count in runs)
