@@ -70,6 +70,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str | None = None
     task: str = "auto"
     pin: Pin = Pin.NONE
+    tenant: str = ""
+    """Whose it is; who deploys it, if nothing is said. Empty: the server's own."""
+    public: bool = False
+    """Whether every tenant may see and call it, not its own alone."""
     slo: SloManifest = SloManifest()
     limits: LimitsManifest = LimitsManifest()
     batch: BatchManifest = BatchManifest()

@@ -24,6 +24,8 @@ class Inference(Struct, frozen=True):
     priority: int = DEFAULT_PRIORITY
     timeout_ns: Ns | None = None
     slo_ns: Ns | None = None
+    tenant: str = ""
+    """Who asks, and pays. Empty: the server's own, as where nobody has to say who they are."""
 
 
 class Chunk(Struct, frozen=True):
