@@ -163,6 +163,21 @@ class Bench:
             trends = {key: _trend(seen, key) for key in Memory.__dataclass_fields__ if key != "at_s"}
             self.note("long_run_memory", trends)
 
+    def refill(self) -> None:
+        """Take all functions away but the first of each architecture, and deploy them anew: what their graphs left with
+        the driver is either used again, or as much comes on top."""
+        firsts, warm = firsts_of(self.functions), self.log["memory_warm"]
+        self.server.remove(function for function in self.functions if function not in firsts)
+        time.sleep(1)
+        self.look("before_refill")
+        self.timed("deploy_again", lambda: self.server.deploy_others(self.functions, self.directory))
+        self.warm("warm_again", self.functions)
+        again = self.look("refilled")
+        self.note(
+            "refill_took_bytes",
+            {key: getattr(again, key) - warm[key] for key in ("device_used_bytes", "executor_private_bytes")},
+        )
+
     def clear(self) -> None:
         """Take all functions away but the first of each architecture, and look whether anything else is left; then
         those too."""
@@ -244,6 +259,7 @@ def saturation(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     def work() -> None:
         bench.prepare()
         bench.saturate(options.saturate_seconds)
+        bench.refill()
         bench.clear()
 
     return _with(bench, work, None)
