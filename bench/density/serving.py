@@ -158,9 +158,9 @@ def started(state_dir: Path, options: Sequence[str], cuda: bool, log: Path) -> S
     with log.open("ab") as errors:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
     assert child.stdout is not None
-    line = child.stdout.readline()
-    if READY not in line:
-        raise SystemExit(f"the server did not start: {line} {log.read_text()[-2000:]}")
+    line = next((line for line in child.stdout if READY in line), None)
+    if line is None:
+        raise SystemExit(f"the server did not start: {log.read_text()[-2000:]}")
     return Server(line.partition(READY)[2].split()[0], child.pid, cuda)
 
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -82,7 +83,7 @@ def serve_command(
         typer.echo(f"warning: {IN_MEMORY_ONLY}", err=True)
 
     if settings.calibrate == "auto" and not settings.device.startswith("cpu"):
-        ensure(settings.state_dir, this_machine(), typer.echo)
+        ensure(settings.state_dir, this_machine(), partial(typer.echo, err=True))
 
     def announce(doors: Doors) -> None:
         save(settings)  # now that they have proved of use, and no other server has the state directory
