@@ -81,10 +81,14 @@ class ModelRow:
     source_untouched: bool
 
 
+CHUNK_BYTES: dict[str, Bytes] = {"cpu": 2 * MIB, "cuda": 32 * MIB}
+
+
 def opened(kind: str, index: int, pool_bytes: Bytes) -> Device:
+    chunk = CHUNK_BYTES[kind]
     if kind == "cpu":
-        return CpuDevice(round_up(pool_bytes, 2 * MIB), 2 * MIB, index=index)
-    return VmmDevice(index, round_up(pool_bytes, 32 * MIB), 32 * MIB, maps_ahead=maps_ahead(index))
+        return CpuDevice(round_up(pool_bytes, chunk), chunk, index=index)
+    return VmmDevice(index, round_up(pool_bytes, chunk), chunk, maps_ahead=maps_ahead(index))
 
 
 @cache
@@ -106,8 +110,7 @@ def introduce(device: Device, source: Device) -> None:
 
 def copied_ms(device: Device, size_bytes: Bytes, route: Route, group_bytes: Bytes, *, mapped: bool) -> float:
     """Groups by a route into a region, as a load queues them."""
-    several = route.groups_per_copy
-    copies = list(pieces_of(route.extents, size_bytes, group_bytes * several))
+    copies = list(pieces_of(route.extents, size_bytes, group_bytes, route.groups_per_copy))
     region = device.reserve(size_bytes)
     done, step = 0, device.chunk_bytes
     if mapped:
@@ -125,8 +128,7 @@ def copied_ms(device: Device, size_bytes: Bytes, route: Route, group_bytes: Byte
                 device.map(region, done)
             for piece in copy:
                 route.queue(device, region, number, piece)
-            for _ in range(several):
-                fence = device.fence()
+            fence = device.fence()
         fence.synchronize()
     device.unmap(region)
     device.release(region)
@@ -308,6 +310,7 @@ def setting(kind: str, group_bytes: Bytes) -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "group_bytes": group_bytes,
+        "chunk_bytes": CHUNK_BYTES[kind],
         "weights": "random, of the shapes named",
     }
 
@@ -339,11 +342,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write rows and setting here")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--group-mib", type=float, default=8)
+    parser.add_argument("--chunk-mib", type=int, help="instead of what the product takes: 2 on the CPU, 32 on a GPU")
     parser.add_argument("--only", default="", help="models whose name contains this")
     asked = parser.parse_args()
     if asked.device == "cuda" and torch.cuda.device_count() < 2:
         print("this machine has no two GPUs; --device cpu tries the program")
         return 1
+    if asked.chunk_mib:
+        CHUNK_BYTES[asked.device] = asked.chunk_mib * MIB
     sys.setswitchinterval(0.0005)  # as an executor does
     group_bytes = round(asked.group_mib * MIB)
     found: dict[str, object] = setting(asked.device, group_bytes)

@@ -300,3 +300,8 @@ def test_pieces_are_cut_at_groups_and_extents() -> None:
         [(16, 52, 8)],
         [(24, 60, 6)],
     ]
+
+
+def test_copies_of_several_groups_begin_small() -> None:
+    copies = list(pieces_of((Extent(0, 1000),), 230, 10, 8))
+    assert [sum(piece.size_bytes for piece in copy) for copy in copies] == [10, 20, 40, 80, 80]

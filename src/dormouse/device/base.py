@@ -119,9 +119,9 @@ class Device(Protocol):
     def fill(self, region: Region, value: int) -> None:
         """Set every mapped byte of the region (to poison memory in tests), and wait for it."""
 
-    def fence(self, event: int = 0) -> Fence:
-        """Mark the lane's present end. ``event``: the driver's event to mark it with where there are streams, so that
-        others who know the event can wait for it too; 0: one of the device's own."""
+    def fence(self, *events: int) -> Fence:
+        """Mark the lane's present end. ``events``: the driver's events to mark it with where there are streams, so that
+        others who know one of them can wait for it too; none: one of the device's own."""
 
     def close(self) -> None:
         """Stop the lane and give everything back to the driver."""

@@ -76,12 +76,12 @@ class Detour:
             if slot in self._used:
                 driver.wait_event(self._filling, self._emptied[slot])
             driver.copy_in(staged, host_address, size_bytes, self._filling)
-            driver.record_event(self._filled[slot], self._filling)
+            driver.record_events((self._filled[slot],), self._filling)
         finally:
             driver.set_context(self._context)
         driver.wait_event(self.stream, self._filled[slot])
         driver.copy_across(address, staged, size_bytes, self.stream)
-        driver.record_event(self._emptied[slot], self.stream)
+        driver.record_events((self._emptied[slot],), self.stream)
         self._used.add(slot)
 
     def _create_staging(self, undo: ExitStack, own: int) -> int:

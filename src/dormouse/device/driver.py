@@ -5,6 +5,7 @@ The package ``cuda.bindings`` is imported when the first Driver is made, so that
 """
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from dormouse.core.types import Bytes
@@ -176,9 +177,11 @@ class Driver:
         """An event without timing, which is the cheap kind."""
         return int(self._call("cuEventCreate", int(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)))
 
-    def record_event(self, event: int, stream: int) -> None:
-        (status,) = self._record(event, stream)
-        self._check("cuEventRecord", status)
+    def record_events(self, events: Iterable[int], stream: int) -> None:
+        record = self._record
+        for event in events:
+            (status,) = record(event, stream)
+            self._check("cuEventRecord", status)
 
     def wait_event(self, stream: int, event: int) -> None:
         """Hold back later work of a stream; what the event marks now is what counts, however it is recorded later."""

@@ -189,8 +189,8 @@ class SimulatedDevice:
         assert 0 <= value < 256, value
         self.fence().synchronize()
 
-    def fence(self, event: int = 0) -> SimulatedFence:
-        assert event == 0, "there are no streams, so nobody has events"
+    def fence(self, *events: int) -> SimulatedFence:
+        assert not events, "there are no streams, so nobody has events"
         return SimulatedFence(self._clock, self._link_free_ns, self._failed)
 
     def close(self) -> None:

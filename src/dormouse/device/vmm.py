@@ -292,12 +292,11 @@ class VmmDevice:
         self._driver.fill(region.address, value, len(region.chunks) * self.chunk_bytes, self._stream)
         self._driver.synchronize_stream(self._stream)
 
-    def fence(self, event: int = 0) -> StreamFence:
+    def fence(self, *events: int) -> StreamFence:
         self._enter()
-        owned = event == 0
-        event = event or self._events.take()
-        self._driver.record_event(event, self._end_of_all())
-        return StreamFence(self, event, self._failed.covered(), owned)
+        marked = events or (self._events.take(),)
+        self._driver.record_events(marked, self._end_of_all())
+        return StreamFence(self, marked[-1], self._failed.covered(), owned=not events)
 
     def _end_of_all(self) -> int:
         """The stream that ends when all copies have."""
@@ -305,7 +304,7 @@ class VmmDevice:
             return self._stream
         for stream in self._unordered:
             event = self._events.take()
-            self._driver.record_event(event, stream)
+            self._driver.record_events((event,), stream)
             self._driver.wait_event(self._order, event)
             self._events.give_back(event)  # the stream waits for what it marks now
         self._unordered.clear()

@@ -47,12 +47,12 @@ class Arrival:
             self._begun = True
             self._changed.notify_all()
 
-    def announce(self, fence: Fence) -> None:
-        """The copies of the next group are queued; ``fence`` stands behind them. Raises ImageNotArrived if it has
+    def announce(self, fence: Fence, groups: int = 1) -> None:
+        """The copies of the next groups are queued; ``fence`` stands behind them. Raises ImageNotArrived if it has
         been failed meanwhile."""
         self._check()
         with self._changed:
-            self._fences.append(fence)
+            self._fences += [fence] * groups
             if len(self._fences) > self._awaited:
                 self._awaited = _NONE
                 self._changed.notify_all()

@@ -17,14 +17,18 @@ class Piece:
     size_bytes: Bytes
 
 
-def pieces_of(extents: Sequence[Extent], image_bytes: Bytes, group_bytes: Bytes) -> Iterator[list[Piece]]:
-    """The groups of an image in order, each as the pieces that its extents cut it into."""
+def pieces_of(
+    extents: Sequence[Extent], image_bytes: Bytes, group_bytes: Bytes, most_groups: int = 1
+) -> Iterator[list[Piece]]:
+    """An image in order, copy by copy, each as the pieces that its extents cut it into. A copy is of one group; or they
+    grow, doubling, from one to ``most_groups``."""
     remaining = iter(extents)
     extent = next(remaining)
     begin = 0  # of the extent, in the image
-    for start in range(0, image_bytes, group_bytes):
-        end = min(start + group_bytes, image_bytes)
-        done = start
+    done, groups = 0, 1
+    while done < image_bytes:
+        end = min(done + groups * group_bytes, image_bytes)
+        groups = min(2 * groups, most_groups)
         group: list[Piece] = []
         while done < end:
             while done >= begin + extent.size_bytes:

@@ -27,7 +27,8 @@ class Route(Protocol):
 
     @property
     def groups_per_copy(self) -> int:
-        """How many groups are asked for at once: what is over sooner than it is asked for gains by it."""
+        """How many groups are asked for at once, after the first few: what is over sooner than it is asked for gains by
+        it."""
 
     @property
     def is_brief(self) -> bool:
@@ -67,7 +68,7 @@ class FromPeer:
     extents: tuple[Extent, ...]
 
     kind = "peer"
-    groups_per_copy = 4
+    groups_per_copy = 16
     is_brief = True
 
     def queue(self, device: Device, region: Region, number: int, piece: Piece) -> None:

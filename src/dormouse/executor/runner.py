@@ -308,7 +308,7 @@ class Runner:
         """The pieces of each copy; a copy may be of several groups."""
         if route.groups_per_copy == 1 and route.extents == self._extents:
             return self._groups
-        return list(pieces_of(route.extents, built.image_bytes, self._group_bytes * route.groups_per_copy))
+        return list(pieces_of(route.extents, built.image_bytes, self._group_bytes, route.groups_per_copy))
 
     @property
     def held(self) -> tuple[Extent, ...]:
@@ -325,7 +325,6 @@ class Runner:
         elif self._device.maps_ahead and not route.is_brief:
             self._device.map(region, total)
         mapped, step = len(region.chunks) * chunk, chunk
-        several = route.groups_per_copy
         for number, copy in enumerate(copies):
             end = copy[-1].offset + copy[-1].size_bytes
             if end > mapped:
@@ -335,10 +334,10 @@ class Runner:
                 self._device.map(region, mapped)
             for piece in copy:
                 route.queue(self._device, region, number, piece)
-            for event in built.events[number * several : (number + 1) * several]:
-                arrival.announce(self._device.fence(event))
-                if arrival.announced == HEAD_START_GROUPS:
-                    arrival.begin()
+            groups = built.events[arrival.announced : -(-end // self._group_bytes)]
+            arrival.announce(self._device.fence(*filter(None, groups)), len(groups))
+            if arrival.announced - len(groups) < HEAD_START_GROUPS <= arrival.announced:
+                arrival.begin()
             approach.hurry()
         arrival.close()
         arrival.begin()
