@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,8 @@ class Server:
 
     def stop(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
+        with suppress(ChildProcessError):  # of a run before this one
+            os.waitpid(self.pid, 0)
 
 
 def started(state_dir: Path, options: Sequence[str], cuda: bool, log: Path) -> Server:
