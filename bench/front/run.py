@@ -110,10 +110,10 @@ def wait_until_live(url: str) -> None:
 @contextmanager
 def peer(name: str, python: str) -> Iterator[Target]:
     port = free_port()
-    paths = {"litserve": "/predict", "mlserver": "/v2/models/tiny/infer"}
+    path = "/predict" if name == "litserve" else "/v2/models/tiny/infer"
     body: dict[str, object] = {"data": NUMBERS} if name == "litserve" else V2_BODY
     with process([python, str(HERE / "peers" / f"{name}_server.py"), str(port)]):
-        yield Target(name, f"http://127.0.0.1:{port}{paths[name]}", body)
+        yield Target(name, f"http://127.0.0.1:{port}{path}", body)
 
 
 def load(target: Target, connections: int, seconds: int) -> Row:
@@ -141,7 +141,7 @@ def in_ms(found: "re.Match[str] | None") -> float:
 
 
 def measure(peers_python: str | None, seconds: int) -> list[Row]:
-    servers = [dormouse()]
+    servers = [peer("starlette", sys.executable), dormouse()]
     if peers_python is not None:
         servers += [peer("litserve", peers_python), peer("mlserver", peers_python)]
     rows = []

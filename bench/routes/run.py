@@ -246,15 +246,18 @@ def measured(bench: RoutedBench, routes: dict[str, Route], holder: Runner, sourc
             copies[name].append(copied_ms(bench.device, size_bytes, route, group_bytes, mapped=True))
         for name, route in routes.items():
             bench.route = route
-            for runner in (bench.rival, bench.runner):
+            seen = []
+            for runner in (bench.rival, bench.runner, bench.rival, bench.runner):
                 took_ms, answer = bench.swap_run(runner)
                 swaps[name].append(took_ms)
+                seen.append((runner, answer))
+            for runner, answer in seen:  # looking at them in between would let the machine fall asleep
                 checks.see(runner, answer)
     bench.clear()
     untouched = same_as_image(bench.image, source, holder)
     assert bench.device.unaccounted_bytes() == source.unaccounted_bytes() == 0 or bench.compute.device.type == "cpu"
     copy_ms = {name: median(taken[1:]) for name, taken in copies.items()}
-    swap_ms = {name: median(taken[2:]) for name, taken in swaps.items()}
+    swap_ms = {name: median(taken[4:]) for name, taken in swaps.items()}
     return ModelRow(
         model=bench.image.shape.name,
         bytes=size_bytes,
@@ -303,7 +306,7 @@ def setting(kind: str, group_bytes: Bytes) -> dict[str, object]:
     """Where and with what this was measured."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python -m bench.routes.run", *sys.argv[1:]]),
         "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if kind == "cuda" else [],
         "cores": os.cpu_count(),
         "python": platform.python_version(),

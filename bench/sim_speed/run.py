@@ -61,7 +61,7 @@ def main() -> None:
     options.add_argument("--json", type=Path)
     chosen = options.parse_args()
     machine = MACHINES["h200"]
-    models = list(H200_MODELS.values())
+    models = [H200_MODELS[name] for name in ("resnet-152", "densenet-169", "bert-qa")]
     functions = [(FunctionId(f"f{number}/1"), models[number % len(models)]) for number in range(FUNCTIONS)]
     settings = Settings(machine.host_bytes, queue_length=1_000_000, topology=topology_of(machine))
     world = World(machine, settings, functions)

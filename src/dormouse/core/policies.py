@@ -12,6 +12,7 @@ SETS: Mapping[str, Mapping[str, object]] = {
         "placement": "quiet",
         "eviction": "torpor",
         "replication": "worthwhile-evicting",
+        "host_tier": "interval",
     },
     "torpor": {
         "binding": "late",
@@ -25,7 +26,8 @@ SETS: Mapping[str, Mapping[str, object]] = {
     "fifo": {"queueing": "fifo", "placement": "least-displacing", "eviction": "lru", "replication": "worthwhile"},
 }
 """``dormouse``: late requests behind those that can be in time; light functions leave first; copies between devices
-where they pay. ``torpor``: as in the paper's runs, with counters since the beginning. ``bench/policies`` compares."""
+where they pay; images leave host memory by each function's pauses. ``torpor``: as in the paper's runs, with counters
+since the beginning. ``bench/policies`` compares."""
 
 
 def with_policies(name: str, settings: Settings) -> Settings:

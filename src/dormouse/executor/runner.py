@@ -330,7 +330,7 @@ class Runner:
             if end > mapped:
                 # Growing steps: the first copies start after one chunk, and few calls are made for a large image.
                 mapped = min(max(end, mapped + step), region.reserved_bytes)
-                step *= 2
+                step = region.reserved_bytes if route.is_brief else 2 * step
                 self._device.map(region, mapped)
             for piece in copy:
                 route.queue(self._device, region, number, piece)

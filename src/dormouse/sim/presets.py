@@ -8,8 +8,9 @@ next to nothing. The switch that two neighbours share carries 1.3 times what one
 48 and 61 % come to when a copy is beside others all the time (1.35 and 1.24). ``bench/papers`` says how far
 off each is.
 
-H200: measured on the card (2026-11-29, driver 580, CUDA 13.0, PyTorch 2.11): 55.1 GB/s a link, each GPU its own,
-395 GB/s between GPUs; ResNet-152, DenseNet-169 and BERT-large (384 tokens) as CUDA graphs, resident and swapped in.
+H200: measured through the server (``bench/density/profiled``, 2026-11-30, driver 580, CUDA 13.0, PyTorch 2.11), the
+same eight models from graphs, BERT with 512 tokens; 54.1 GB/s a link, each GPU its own, 0.4 ms a load beside its bytes;
+0.2 ms from core to executor or back; 330 GB/s between GPUs, mapping included (``bench/routes``).
 """
 
 from dormouse.core.types import Bytes, Ns, Slo
@@ -17,7 +18,7 @@ from dormouse.sim.hardware import GB, MIB, MS_NS, Device, Machine, Model
 
 V100_LINK_BYTES_PER_S = 9_700_000_000
 V100_SWITCH_BYTES_PER_S = V100_LINK_BYTES_PER_S * 130 // 100
-H200_LINK_BYTES_PER_S = 55_100_000_000
+H200_LINK_BYTES_PER_S = 54_141_000_000
 
 VISION = Slo(80 * MS_NS, 980_000)
 LANGUAGE = Slo(200 * MS_NS, 980_000)
@@ -58,11 +59,17 @@ def _h200_model(name: str, image_bytes: Bytes, resident_us: Ns, tail_us: Ns, slo
 H200_MODELS = {
     model.name: model
     for model in (
-        _h200_model("resnet-152", 241_530_880, 2_650, 350),
-        _h200_model("densenet-169", 57_230_848, 2_800, 1_900),
-        _h200_model("bert-large", 1_340_000_000, 12_700, 300, LANGUAGE),
+        _h200_model("resnet-50", 102_454_176, 1_122, 191),
+        _h200_model("resnet-101", 178_644_640, 1_896, 148),
+        _h200_model("resnet-152", 241_416_608, 2_661, 149),
+        _h200_model("densenet-169", 57_295_776, 2_705, 2_176),
+        _h200_model("densenet-201", 81_048_480, 3_205, 2_322),
+        _h200_model("inception-v3", 95_513_504, 1_872, 723),
+        _h200_model("efficientnet", 21_359_776, 891, 823),
+        _h200_model("bert-qa", 1_336_385_544, 13_971, 360, LANGUAGE),
     )
 }
+"""In the same order."""
 
 
 def _v100s(count: int, memory_bytes: Bytes = 25 * GB) -> Machine:
@@ -86,12 +93,17 @@ def _v100s(count: int, memory_bytes: Bytes = 25 * GB) -> Machine:
 
 def _h200s(count: int, memory_bytes: Bytes = 25 * GB) -> Machine:
     devices = tuple(
-        Device(f"h200:{number}", memory_bytes, H200_LINK_BYTES_PER_S, load_overhead_ns=200_000)
+        Device(f"h200:{number}", memory_bytes, H200_LINK_BYTES_PER_S, load_overhead_ns=402_000)
         for number in range(count)
     )
     pairs = [(one.name, other.name) for one in devices for other in devices if one is not other]
     return Machine(
-        devices, {}, {f"{one}>{other}": 380 * GB for one, other in pairs}, detours=True, host_bytes=1000 * GB
+        devices,
+        {},
+        {f"{one}>{other}": 330 * GB for one, other in pairs},
+        detours=True,
+        host_bytes=1000 * GB,
+        hop_ns=200_000,
     )
 
 
