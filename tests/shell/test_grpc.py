@@ -1,6 +1,7 @@
 """The gRPC door against a real server: both forms of tensors, status codes, deadlines, streams, and clients that go."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -432,7 +433,7 @@ def test_a_client_that_does_not_read_holds_back_its_own_stream_only() -> None:
         await asyncio.Event().wait()
 
     async def run() -> None:
-        stream = asyncio.create_task(Stream(node, Terms, write).answer(endless()))
+        stream = asyncio.create_task(Stream(node, Terms, contextlib.nullcontext, write).answer(endless()))
         for _ in range(10_000):  # turns of the loop: far more than it takes to read thousands
             await asyncio.sleep(0)
         stream.cancel()
