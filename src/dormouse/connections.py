@@ -8,6 +8,7 @@ connections, one that has rested longest goes; if none rests, the new one is tur
 """
 
 import asyncio
+import time
 from functools import cache
 from http import HTTPStatus
 from typing import ClassVar
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dormouse.core.types import Bytes
+from dormouse.core.types import Bytes, Ns
 
 HEAD_LIMIT_BYTES: Bytes = 1024 * 1024
 """Of what comes before a body; more than one read of a socket, since a body may begin in it."""
@@ -46,6 +47,8 @@ class _Connection(HttpToolsProtocol):
     """Counts stages, so that two of a kind differ."""
     _timed = 0
     _head_bytes: Bytes = 0
+    quiet_since_ns: Ns = 0
+    """When its last answer had been sent, or when it was made."""
     _timer: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
@@ -57,6 +60,7 @@ class _Connection(HttpToolsProtocol):
             self._refuse(503, "too many connections are open; come again later", "Retry-After: 1\r\n")
             return
         # One on which nothing is ever said ends like one on which nothing more is said.
+        self.quiet_since_ns = time.monotonic_ns()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _make_room(self) -> bool:
@@ -66,16 +70,15 @@ class _Connection(HttpToolsProtocol):
         ]
         if not resting:
             return False
-        # Their timers are all of one length: the first to end has rested longest.
-        min(resting, key=lambda each: each.rests_until()).timeout_keep_alive_handler()
+        min(resting, key=lambda each: each.quiet_since_ns).timeout_keep_alive_handler()
         return True
 
     def rests(self) -> bool:
         return self.timeout_keep_alive_task is not None and not self.transport.is_closing()
 
-    def rests_until(self) -> float:
-        assert self.timeout_keep_alive_task is not None, "only those that rest are asked"
-        return self.timeout_keep_alive_task.when()
+    def on_response_complete(self) -> None:
+        self.quiet_since_ns = time.monotonic_ns()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
