@@ -18,6 +18,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 from starlette.routing import Route
 
+from dormouse.gateway.access import OPEN_PATHS
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.bodies import LENGTH_HEADER
 from dormouse.gateway.encoding import BINARY_ONLY
@@ -58,6 +59,16 @@ def test_paths_are_those_that_the_router_reads() -> None:
     for path in document()["paths"]:
         named = {parameter["name"] for parameter in document()["paths"][path]["parameters"]}
         assert named == Route(path, lambda _: None).param_convertors.keys()
+
+
+def test_exactly_the_paths_that_need_no_key_say_so() -> None:
+    paths = document()["paths"].items()
+    open_paths = {
+        path
+        for path, methods in paths
+        if any(each.get("security") == [] for each in methods.values() if isinstance(each, dict))
+    }
+    assert open_paths == OPEN_PATHS
 
 
 # ------------------------------------------------------------------ made-up requests
