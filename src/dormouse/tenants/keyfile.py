@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -52,11 +53,12 @@ class KeyFile:
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / FILE
+        self._look = partial(os.stat, str(self.path))  # for every request: a Path would double its cost
 
     def stamp(self) -> Stamp | None:
         """Of the file as it is now; None: there is none."""
         try:
-            found = self.path.stat()
+            found = self._look()
         except FileNotFoundError:
             return None
         except OSError as fault:
