@@ -8,6 +8,9 @@ connections, one that has rested longest goes; if none rests, the new one is tur
 """
 
 import asyncio
+import logging
+import resource
+import sys
 import time
 from functools import cache
 from http import HTTPStatus
@@ -23,6 +26,14 @@ HEAD_LIMIT_BYTES: Bytes = 1024 * 1024
 """Of what comes before a body; more than one read of a socket, since a body may begin in it."""
 
 
+OTHER_FILES = 4_096
+"""What may be open beside connections: images that are read, shared memory, executors."""
+DOORS = 2
+"""Each may have as many connections."""
+
+_LOG = logging.getLogger("dormouse.connections")
+
+
 class Patience(Struct, frozen=True):
     """How long a head and a body may take, and how many connections there may be."""
 
@@ -30,6 +41,23 @@ class Patience(Struct, frozen=True):
     body_s: float = 120.0
     """Also: how long a client may take nothing of what it is sent."""
     connections: int = 10_000
+
+
+def within_files(wanted: int) -> int:
+    """How many connections a door may have: as many as wanted, if the system lets us have the files for them. Raises
+    this process's limit of open files as far as that takes, or as far as it may."""
+    soft, hard = (sys.maxsize if each == resource.RLIM_INFINITY else each for each in _files())
+    files = min(DOORS * wanted + OTHER_FILES, hard)
+    if soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, _files()[1]))
+    connections = min(wanted, max(files - OTHER_FILES, files // 2) // DOORS)
+    if connections < wanted:
+        _LOG.warning("connections = %d at each door, since this process may have %d files open", connections, files)
+    return connections
+
+
+def _files() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 @cache

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import importlib
 import os
-import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
@@ -22,7 +21,7 @@ from msgspec import Struct
 from starlette.types import ASGIApp
 
 from dormouse.config import GRPC_PORT, NO_GRPC, Config
-from dormouse.connections import Patience, connection_class
+from dormouse.connections import Patience, connection_class, within_files
 from dormouse.errors import ConfigurationFault
 from dormouse.gateway.app import create_app
 from dormouse.submit import Submit
@@ -36,9 +35,6 @@ GRACE_S = 10
 """How long requests in flight may take to end after a stop is asked for."""
 KEEP_ALIVE_S = 75
 """Longer than client pools keep idle connections, so that it is the client who closes."""
-
-OTHER_FILES = 4_096
-"""What may be open beside connections: images that are read, shared memory, executors."""
 
 PATIENT = Patience()
 
@@ -73,8 +69,8 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
     with bind(config.host, config.port) as listener:
         address = listener.getsockname()[0]
         gate = gate_of(config.state_dir, config.tenants, os.environ, required=config.auth, address=address)
-        _allow_files(config.connections)
-        grpc = _bind_grpc(config, listener, known)
+        connections = within_files(config.connections)
+        grpc = _bind_grpc(config, listener, known, connections)
         async with _signalled() as (stop, hurry), open_node(config) as node:
             app = create_app(node, body_limit_bytes=config.body_limit_bytes, gate=gate)
             grpc_address = None if grpc is None else grpc.address
@@ -83,7 +79,7 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
                     answering = grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate)
                     await doors.enter_async_context(answering)
                 ready = partial(_tell, on_ready, grpc_address)
-                patience = Patience(config.head_timeout_s, config.body_timeout_s, config.connections)
+                patience = Patience(config.head_timeout_s, config.body_timeout_s, connections)
                 await serve_app(
                     app, listener, on_ready=ready, stop=stop, hurry=hurry, patience=patience, identity=known
                 )
@@ -107,7 +103,9 @@ async def _signalled() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
             loop.remove_signal_handler(number)
 
 
-def _bind_grpc(config: Config, listener: socket.socket, known: Identity | None) -> "GrpcServer | None":
+def _bind_grpc(
+    config: Config, listener: socket.socket, known: Identity | None, connections: int
+) -> "GrpcServer | None":
     """The gRPC server, beside HTTP's listener. Raises ConfigurationFault."""
     if config.grpc_port == NO_GRPC:
         return None
@@ -120,7 +118,7 @@ def _bind_grpc(config: Config, listener: socket.socket, known: Identity | None) 
     host = listener.getsockname()[0]
     if port:
         bind(host, port, "--grpc-port").close()  # which says why, if it cannot be had; gRPC would not
-    server = GrpcServer(config.body_limit_bytes, most_connections=config.connections)
+    server = GrpcServer(config.body_limit_bytes, most_connections=connections)
     server.bind(host, port, None if known is None else (known.key, known.certificates))
     return server
 
@@ -185,15 +183,6 @@ def address_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _allow_files(connections: int) -> None:
-    """As many open files as so many connections at both doors need, if the system lets us."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections + OTHER_FILES
-    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Server(uvicorn.Server):

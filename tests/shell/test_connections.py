@@ -5,6 +5,8 @@ import contextlib
 import json
 import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +15,6 @@ import httpx
 import pytest
 
 from dormouse.connections import Patience
-from dormouse.serving import _allow_files
 from dormouse.tenants.callers import OPERATOR, Caller
 from dormouse.tenants.gate import OpenGate
 from tests.shell.running import RunningServer, running
@@ -266,16 +267,27 @@ def there(server: RunningServer, work: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(work, server.loop).result(timeout=30)
 
 
-def test_files_for_as_many_connections_are_asked_of_the_system() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        _allow_files(10)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 2 * 10
-        _allow_files(10**9)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "connections", "files"),
+    [
+        (256, 20_000, 10, 10, 4_116),
+        (8_000, 20_000, 10, 10, 8_000),
+        (256, 20_000, 10**6, 7_952, 20_000),
+        (256, 1_024, 10_000, 256, 1_024),
+    ],
+)
+def test_files_for_as_many_connections_are_asked_of_the_system(
+    soft: int, hard: int, wanted: int, connections: int, files: int
+) -> None:
+    """In a process of its own, as a lower limit cannot be raised again."""
+    code = (
+        "import resource; from dormouse.connections import within_files\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        f"print(within_files({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(connections), str(files)]
+    assert ("connections = " in done.stderr) == (connections < wanted)
 
 
 def test_an_open_gate_lets_everybody_in() -> None:
