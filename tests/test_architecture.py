@@ -199,6 +199,12 @@ def test_the_rules_of_v2_know_no_server() -> None:
         assert not outside & {"asyncio", "starlette", "uvicorn", "grpc", "socket"}, name
 
 
+def test_who_may_what_is_decided_without_clock_or_files() -> None:
+    for name in ("callers", "limits", "seen"):
+        outside = {each.split(".")[0] for each in imports_of(PACKAGE / "tenants" / f"{name}.py", at_import_time=False)}
+        assert outside <= {"dormouse", "msgspec", "math", "collections", "typing"}, name
+
+
 def test_only_the_grpc_door_knows_grpc_and_http_can_do_without_it() -> None:
     for module, file in modules().items():
         names = {name.split(".")[0] for name in imports_of(file, at_import_time=False)}

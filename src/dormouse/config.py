@@ -62,7 +62,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """How long a request's head may take to arrive."""
     body_timeout_s: float = 120.0
     """How long its body may; and how long a client may take nothing of its answer."""
-    connections: int = 10_000
+    connections: int = 4_000
     """Open at once, over HTTP and over gRPC each."""
     queue_length: int = 10_000
     allow_code: tuple[Path, ...] = ()

@@ -40,7 +40,7 @@ class Patience(Struct, frozen=True):
     head_s: float = 20.0
     body_s: float = 120.0
     """Also: how long a client may take nothing of what it is sent."""
-    connections: int = 10_000
+    connections: int = 4_000
 
 
 def within_files(wanted: int) -> int:

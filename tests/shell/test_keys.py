@@ -193,6 +193,15 @@ concurrency = 1
     assert callers == [Caller("acme"), Caller("acme", admin=True), ADMIN]
 
 
+def test_the_file_of_the_documents_can_be_used(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "tenants.md").read_text()
+    text = document.partition("```toml\n")[2].partition("```")[0].replace("sha256:...", DIGEST)
+    found = read(declared(tmp_path, text))
+    assert found.limits_of("acme") == Limits(50, 100, 8)
+    assert found.limits_of("others") == Limits(concurrency=64)
+    assert list(found.callers.values()) == [Caller("acme")]
+
+
 def test_a_rate_of_ones_own_does_not_keep_the_burst_of_all(tmp_path: Path) -> None:
     found = read(declared(tmp_path, "[default]\nrate = 10\nburst = 90\n[tenants.a]\nrate = 5\n[tenants.b]\n"))
     assert (found.limits_of("a"), found.limits_of("b")) == (Limits(5, None), Limits(10, 90))

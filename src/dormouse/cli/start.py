@@ -64,7 +64,7 @@ def serve_command(
     ] = None,
     body_timeout_s: Annotated[float | None, typer.Option(help="How long its body may take. [default: 120]")] = None,
     connections: Annotated[
-        int | None, typer.Option(help="Connections open at once, at each door. [default: 10000]")
+        int | None, typer.Option(help="Connections open at once, at each door. [default: 4000]")
     ] = None,
     queue_length: Annotated[int | None, typer.Option(help="Requests waiting in all. [default: 10000]")] = None,
     allow_code: Annotated[

@@ -20,7 +20,7 @@ MOST_CALLS = 20_000
 """Open at once, streams included; more are refused with RESOURCE_EXHAUSTED. Beyond any queue of requests."""
 MOST_CALLS_PER_CONNECTION = 4_096
 """A client that has more keeps them back."""
-MOST_CONNECTIONS = 10_000
+MOST_CONNECTIONS = 4_000
 IDLE_MS = 300_000
 """A connection on which there has been no call for so long makes room; clients open another when they need one."""
 METADATA_BYTES: Bytes = 16 * 1024
