@@ -22,7 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"core", "errors", "tensors", "wire"},
     "model": {"core", "errors", "tensors", "functions", "store"},
     "executor": {"core", "errors", "tensors", "device", "store", "model", "wire", "slab"},
-    "gateway": {"core", "errors", "tensors", "functions", "submit"},
+    "tenants": {"core", "errors", "functions", "submit"},
+    "gateway": {"core", "errors", "tensors", "functions", "submit", "tenants"},
     "control": {
         "core",
         "errors",
@@ -40,9 +41,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "journal",
     },
     "journal": {"core", "errors"},
+    "tls": {"errors"},
+    "connections": {"core"},
     "sim": {"core", "errors", "journal"},
     "demo": {"core", "errors", "tensors", "functions", "config"},
-    "serving": {"core", "errors", "submit", "config", "control", "gateway"},
+    "serving": {"core", "errors", "submit", "config", "control", "gateway", "tenants", "tls", "connections"},
     "cli": {
         "core",
         "errors",
@@ -51,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "calibration",
         "device",
         "serving",
+        "tenants",
         "demo",
         "journal",
         "sim",
@@ -84,8 +88,11 @@ TORCH_FREE = {
     "calibration",
     "device",
     "store",
+    "tenants",
     "gateway",
     "control",
+    "tls",
+    "connections",
     "serving",
     "cli",
     "journal",
@@ -190,6 +197,12 @@ def test_the_rules_of_v2_know_no_server() -> None:
     for name in PURE_IN_GATEWAY:
         outside = {each.split(".")[0] for each in imports_of(PACKAGE / "gateway" / f"{name}.py", at_import_time=False)}
         assert not outside & {"asyncio", "starlette", "uvicorn", "grpc", "socket"}, name
+
+
+def test_who_may_what_is_decided_without_clock_or_files() -> None:
+    for name in ("callers", "limits", "seen"):
+        outside = {each.split(".")[0] for each in imports_of(PACKAGE / "tenants" / f"{name}.py", at_import_time=False)}
+        assert outside <= {"dormouse", "msgspec", "math", "collections", "typing"}, name
 
 
 def test_only_the_grpc_door_knows_grpc_and_http_can_do_without_it() -> None:

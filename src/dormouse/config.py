@@ -24,8 +24,8 @@ SETTINGS_FILE = "settings.json"
 GRPC_PORT = 8001
 NO_GRPC = -1
 """In place of a port."""
-FOR_ONE_START = ("state_dir", "faults", "poison")
-"""Not kept: where they are kept, and what only tests and debugging want."""
+FOR_ONE_START = ("state_dir", "faults", "poison", "auth")
+"""Not kept: where they are kept, what only tests and debugging want, and a door left open."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +50,20 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     request_slab_bytes: Bytes = 256 * MIB
     reply_slab_bytes: Bytes = 256 * MIB
     body_limit_bytes: Bytes = 64 * MIB
+    tenants: Path | None = None
+    """A TOML file of tenants, their keys and limits."""
+    auth: bool | None = None
+    """Whether callers need keys. None: where there are any, and beyond the loopback address."""
+    tls_cert: Path | None = None
+    """A PEM file: the certificate, and those between it and a root. HTTP and gRPC are encrypted then."""
+    tls_key: Path | None = None
+    """Its private key, in PEM."""
+    head_timeout_s: float = 20.0
+    """How long a request's head may take to arrive."""
+    body_timeout_s: float = 120.0
+    """How long its body may; and how long a client may take nothing of its answer."""
+    connections: int = 4_000
+    """Open at once, over HTTP and over gRPC each."""
     queue_length: int = 10_000
     allow_code: tuple[Path, ...] = ()
     threads: int = 0
@@ -76,6 +90,9 @@ LARGEST_BYTES: Bytes = 32 * 1024 * GIB
 SIZES = frozenset(name for name in Config.__struct_fields__ if "_bytes" in name)
 """Settings that may be written with a unit."""
 MOST_THREADS = 1024
+MOST_CONNECTIONS = 10**6
+LONGEST_TIMEOUT_S = 86_400.0
+FILES = ("journal", "tenants", "tls_cert", "tls_key")
 OPTIONAL = frozenset(
     name for name, hint in get_type_hints(Config).items() if type(None) in getattr(hint, "__args__", ())
 )
@@ -121,13 +138,19 @@ def checked(config: Config) -> Config:
     """The settings themselves, if they make sense together. Raises ConfigurationFault naming key and value."""
     smallest = {"device_bytes": MIB, "chunk_bytes": PAGE_BYTES, "group_bytes": PAGE_BYTES, "host_bytes": MIB}
     smallest |= {"request_slab_bytes": KIB, "reply_slab_bytes": KIB, "body_limit_bytes": KIB, "link_bytes_per_s": 1}
-    smallest |= {"queue_length": 1, "threads": 0, "port": 0}
+    smallest |= {"queue_length": 1, "threads": 0, "port": 0, "connections": 1}
     for key, least in smallest.items():
         value = getattr(config, key)
         _require(value is None or value >= least, key, value, f"at least {least}")
     for key in SIZES:
         value = getattr(config, key)
         _require(value is None or value <= LARGEST_BYTES, key, value, f"at most {LARGEST_BYTES}")
+    _require(config.connections <= MOST_CONNECTIONS, "connections", config.connections, f"at most {MOST_CONNECTIONS}")
+    for key in ("head_timeout_s", "body_timeout_s"):
+        value = getattr(config, key)
+        _require(0 < value <= LONGEST_TIMEOUT_S, key, value, f"seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}")
+    together = (config.tls_cert is None) == (config.tls_key is None)
+    _require(together, "tls_cert", config.tls_cert and str(config.tls_cert), "tls_key beside it, and neither without")
     _require(config.threads <= MOST_THREADS, "threads", config.threads, f"at most {MOST_THREADS}")
     _require(config.host != "", "host", config.host, "an address to listen on, 0.0.0.0 for all")
     _require(config.port < 2**16, "port", config.port, "0 to 65535; 0 picks a free one")
@@ -173,7 +196,7 @@ def _converted(values: Mapping[str, object]) -> Config:
     return msgspec.structs.replace(
         config,
         allow_code=tuple(directory.absolute() for directory in config.allow_code),
-        journal=None if config.journal is None else config.journal.absolute(),
+        **{name: file.absolute() for name in FILES if (file := getattr(config, name)) is not None},
     )
 
 
@@ -209,8 +232,9 @@ def _from_toml(file: Path) -> dict[str, object]:
     match values.get("allow_code"):
         case [*directories] if all(isinstance(directory, str) for directory in directories):
             values["allow_code"] = [file.parent / str(directory) for directory in directories]
-    if isinstance(values.get("journal"), str):
-        values["journal"] = file.parent / str(values["journal"])
+    for name in FILES:
+        if isinstance(values.get(name), str):
+            values[name] = file.parent / str(values[name])
     return values
 
 

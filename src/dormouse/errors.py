@@ -2,10 +2,13 @@
 
     DormouseError                    a sentence for the user, and the HTTP status that says it
     ├── InvalidRequest        400    the request is malformed; names the field
-    ├── Forbidden             403    asked from where it may not be asked
-    ├── UnknownFunction       404    no such function or revision
+    ├── Unauthenticated       401    no key, or none that is known here
+    ├── Forbidden             403    asked from where, or by whom, it may not be asked
+    ├── UnknownFunction       404    no such function or revision, for the one who asks
+    ├── TooSlow               408    the request took too long to arrive
     ├── TooLarge              413    a body or tensor over a limit
     ├── Conflict              409    the name is taken, or the state forbids it
+    ├── OverLimit             429    more than the tenant may ask; carries Retry-After
     ├── Unavailable           503    known but not now; carries Retry-After
     ├── DeadlineMissed        504    the request's timeout passed
     ├── HostMemoryFull        507    does not fit beside what may not be dropped
@@ -40,12 +43,20 @@ class RefusedSource(DormouseError):
     status = 400
 
 
+class Unauthenticated(DormouseError):
+    status = 401
+
+
 class Forbidden(DormouseError):
     status = 403
 
 
 class UnknownFunction(DormouseError):
     status = 404
+
+
+class TooSlow(DormouseError):
+    status = 408
 
 
 class Conflict(DormouseError):
@@ -73,6 +84,10 @@ class DeviceError(DormouseError):
 
 class OutOfChunks(DeviceError):
     """The pool has fewer free chunks than asked for; nothing was mapped."""
+
+
+class OverLimit(DormouseError):
+    status = 429
 
 
 class Unavailable(DormouseError):
@@ -121,3 +136,8 @@ _BY_REASON: dict[Reason, type[DormouseError]] = {
 def error_for(reason: Reason, message: str, retry_after_s: float | None = None) -> DormouseError:
     """The error a user sees for a refusal of the core."""
     return _BY_REASON[reason](message, retry_after_s=retry_after_s)
+
+
+def unknown_function(name: str) -> UnknownFunction:
+    """In the same words whoever refuses: a name that is not there, and one that is not for whoever asks."""
+    return UnknownFunction(f"no function {name!r}")

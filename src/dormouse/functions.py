@@ -106,6 +106,12 @@ def checked(manifest: Manifest, origin: str) -> Manifest:
             manifest.like,
             "no inputs, dtype or task beside it: those are the other function's",
         ),
+        (
+            manifest.tenant == "" or NAME.fullmatch(manifest.tenant) is not None,
+            "tenant",
+            manifest.tenant,
+            "letters, digits, '.', '_' and '-', at most 128",
+        ),
         (manifest.task in TASKS, "task", manifest.task, f"one of {', '.join(TASKS)}"),
         (_is_duration(manifest.slo.deadline_ms), "slo.deadline_ms", manifest.slo.deadline_ms, DURATION),
         (0 < manifest.slo.percentile < 100, "slo.percentile", manifest.slo.percentile, "between 0 and 100"),

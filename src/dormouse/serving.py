@@ -19,13 +19,14 @@ import uvicorn
 import uvloop
 from msgspec import Struct
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dormouse.config import GRPC_PORT, NO_GRPC, Config
-from dormouse.core.types import Bytes
+from dormouse.connections import Patience, connection_class, within_files
 from dormouse.errors import ConfigurationFault
 from dormouse.gateway.app import create_app
 from dormouse.submit import Submit
+from dormouse.tenants.opening import gate_of
+from dormouse.tls import Identity, identity
 
 if TYPE_CHECKING:
     from dormouse.gateway.grpc_server import GrpcServer
@@ -35,8 +36,7 @@ GRACE_S = 10
 KEEP_ALIVE_S = 75
 """Longer than client pools keep idle connections, so that it is the client who closes."""
 
-HEAD_LIMIT_BYTES: Bytes = 1024 * 1024
-"""Of what comes before a body; more than one read of a socket, since a body may begin in it."""
+PATIENT = Patience()
 
 OpenNode = Callable[[Config], AbstractAsyncContextManager[Submit]]
 
@@ -65,16 +65,24 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
 
     ``on_ready`` gets the addresses once connections are accepted. Raises ConfigurationFault if one cannot be bound.
     """
+    known = None if config.tls_cert is None or config.tls_key is None else identity(config.tls_cert, config.tls_key)
     with bind(config.host, config.port) as listener:
-        grpc = _bind_grpc(config, listener)
+        address = listener.getsockname()[0]
+        gate = gate_of(config.state_dir, config.tenants, os.environ, required=config.auth, address=address)
+        connections = within_files(config.connections)
+        grpc = _bind_grpc(config, listener, known, connections)
         async with _signalled() as (stop, hurry), open_node(config) as node:
-            app = create_app(node, body_limit_bytes=config.body_limit_bytes)
-            address = None if grpc is None else grpc.address
+            app = create_app(node, body_limit_bytes=config.body_limit_bytes, gate=gate)
+            grpc_address = None if grpc is None else grpc.address
             async with contextlib.AsyncExitStack() as doors:
                 if grpc is not None:
-                    await doors.enter_async_context(grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S))
-                ready = partial(_tell, on_ready, address)
-                await serve_app(app, listener, on_ready=ready, stop=stop, hurry=hurry)
+                    answering = grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate)
+                    await doors.enter_async_context(answering)
+                ready = partial(_tell, on_ready, grpc_address)
+                patience = Patience(config.head_timeout_s, config.body_timeout_s, connections)
+                await serve_app(
+                    app, listener, on_ready=ready, stop=stop, hurry=hurry, patience=patience, identity=known
+                )
 
 
 def _tell(on_ready: Callable[[Doors], None], grpc: str | None, http: str) -> None:
@@ -95,7 +103,9 @@ async def _signalled() -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
             loop.remove_signal_handler(number)
 
 
-def _bind_grpc(config: Config, listener: socket.socket) -> "GrpcServer | None":
+def _bind_grpc(
+    config: Config, listener: socket.socket, known: Identity | None, connections: int
+) -> "GrpcServer | None":
     """The gRPC server, beside HTTP's listener. Raises ConfigurationFault."""
     if config.grpc_port == NO_GRPC:
         return None
@@ -108,8 +118,8 @@ def _bind_grpc(config: Config, listener: socket.socket) -> "GrpcServer | None":
     host = listener.getsockname()[0]
     if port:
         bind(host, port, "--grpc-port").close()  # which says why, if it cannot be had; gRPC would not
-    server = GrpcServer(config.body_limit_bytes)
-    server.bind(host, port)
+    server = GrpcServer(config.body_limit_bytes, most_connections=connections)
+    server.bind(host, port, None if known is None else (known.key, known.certificates))
     return server
 
 
@@ -120,12 +130,16 @@ async def serve_app(
     on_ready: Callable[[str], None],
     stop: asyncio.Event,
     hurry: asyncio.Event,
+    patience: Patience = PATIENT,
+    identity: Identity | None = None,
 ) -> None:
-    """Serve an application on a bound socket until ``stop``; with ``hurry``, without waiting for open requests."""
+    """Serve an application on a bound socket until ``stop``; with ``hurry``, without waiting for open requests. With
+    an identity, over TLS."""
     settings = uvicorn.Config(
         app,
         loop="none",
-        http=_Connection,
+        http=connection_class(patience),
+        ssl_context_factory=None if identity is None else lambda _, __: identity.context,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -134,7 +148,7 @@ async def serve_app(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = _Server(settings, lambda: on_ready(address_of(listener)))
+    server = _Server(settings, lambda: on_ready(address_of(listener, "http" if identity is None else "https")))
     watches = [asyncio.create_task(server.exit_on(stop)), asyncio.create_task(server.hurry_on(hurry))]
     try:
         await server.serve(sockets=[listener])
@@ -165,32 +179,10 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     return listener
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class _Connection(HttpToolsProtocol):
-    """uvicorn's, which would collect a request line and headers without end."""
-
-    _in_head = True
-    _head_bytes: Bytes = 0
-
-    def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data) if self._in_head else 0
-        if self._head_bytes > HEAD_LIMIT_BYTES:
-            self.send_400_response("The request line and the headers are too long.")
-        else:
-            super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
-        super().on_headers_complete()
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _Server(uvicorn.Server):

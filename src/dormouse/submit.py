@@ -51,6 +51,13 @@ class Description(Struct, frozen=True):
     limits: LimitsManifest = LimitsManifest()
 
 
+class Owner(Struct, frozen=True):
+    """Whose a function is, and who else may see it: see ``Manifest``."""
+
+    tenant: str
+    public: bool
+
+
 class IndexEntry(Struct, frozen=True):
     """``state`` is READY, LOADING, UNLOADING or UNAVAILABLE; ``reason`` says the tier or what went wrong."""
 
@@ -92,6 +99,9 @@ class Submit(Protocol):
     def live(self) -> bool: ...
 
     def ready(self) -> bool: ...
+
+    def owner(self, name: str) -> Owner:
+        """Asked for every request, so it should cost next to nothing. Raises UnknownFunction."""
 
     def describe(self, name: str, version: str | None = None) -> Description: ...
 

@@ -487,7 +487,7 @@ def test_a_function_like_another_has_weights_of_its_own_and_outlives_it(tmp_path
 def test_a_function_that_is_not_like_the_one_it_names_is_refused(tmp_path: Path) -> None:
     async def work() -> None:
         async with opened(small(tmp_path)) as node:
-            with pytest.raises(UnknownFunction, match="unknown model 'base'"):
+            with pytest.raises(UnknownFunction, match="no function 'base'"):
                 await node.deploy(replace(manifest("tuned", "stack", seed=2), like="base"))
             await node.deploy(manifest("base", "stack", seed=1))
             with pytest.raises(RefusedSource, match=r"zoo:stack is not like 'base': it lacks layers\.3"):

@@ -29,7 +29,8 @@ class Refused(Exception):
 class Caller:
     """Calls to one server; use it as a context."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, metadata: Iterable[tuple[str, str]] = ()) -> None:
+        self._always = {"metadata": tuple(metadata)}
         # Each its own connection, as grpc would share one.
         self._channel = grpc.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),))
 
@@ -42,7 +43,7 @@ class Caller:
     def send(self, path: str, wire: bytes, **options: Any) -> bytes:
         """Bytes there and back. Raises Refused."""
         try:
-            answer: bytes = self._channel.unary_unary(path)(wire, **{"timeout": LIMIT_S} | options)
+            answer: bytes = self._channel.unary_unary(path)(wire, **{"timeout": LIMIT_S} | self._always | options)
         except grpc.RpcError as fault:
             raise Refused(fault) from None
         return answer
@@ -60,17 +61,17 @@ class Caller:
     def begin(self, request: Any, **options: Any) -> Any:
         """An inference that is not waited for."""
         call = self._channel.unary_unary(f"/{INFERENCE}/ModelInfer")
-        return call.future(request.SerializeToString(), **options)
+        return call.future(request.SerializeToString(), **self._always | options)
 
     def open_stream(self, wires: Iterable[bytes]) -> Any:
         """A stream whose answers nobody asks for yet."""
-        return self._channel.stream_stream(f"/{INFERENCE}/ModelStreamInfer")(iter(wires))
+        return self._channel.stream_stream(f"/{INFERENCE}/ModelStreamInfer")(iter(wires), **self._always)
 
     def stream(self, wires: Iterable[bytes], **options: Any) -> Iterator[Any]:
         """What a stream of requests is answered. Raises Refused."""
         call = self._channel.stream_stream(f"/{INFERENCE}/ModelStreamInfer")
         try:
-            for wire in call(iter(wires), **{"timeout": LIMIT_S} | options):
+            for wire in call(iter(wires), **{"timeout": LIMIT_S} | self._always | options):
                 yield message("ModelStreamInferResponse").FromString(wire)
         except grpc.RpcError as fault:
             raise Refused(fault) from None

@@ -11,9 +11,17 @@ from typing import Any
 import numpy as np
 
 from dormouse.core.types import Path
-from dormouse.errors import DeadlineMissed, ExecutionFault, HostMemoryFull, RefusedSource, Unavailable, UnknownFunction
+from dormouse.errors import (
+    DeadlineMissed,
+    ExecutionFault,
+    HostMemoryFull,
+    RefusedSource,
+    Unavailable,
+    UnknownFunction,
+    unknown_function,
+)
 from dormouse.functions import Manifest
-from dormouse.submit import Chunk, Description, IndexEntry, Inference, Statistics, Tally
+from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics, Tally
 from dormouse.tensors import DATATYPE_BYTES, Signature, Tensor, TensorSpec
 
 QUEUED_NS, DEVICE_NS, ENDED_MS = 1_500_000, 2_000, 1_700_000_000_000
@@ -152,6 +160,10 @@ class InMemory:
     def ready(self) -> bool:
         return self.is_ready
 
+    def owner(self, name: str) -> Owner:
+        manifest = self._find(name, None).manifest
+        return Owner(manifest.tenant, manifest.public)
+
     def describe(self, name: str, version: str | None = None) -> Description:
         found = self._find(name, version)
         manifest = found.manifest
@@ -287,7 +299,7 @@ class InMemory:
     def _find(self, name: str, version: str | None) -> Deployed:
         found = self.deployed.get(name)
         if found is None:
-            raise UnknownFunction(f"no function {name!r}")
+            raise unknown_function(name)
         if version is not None and version != str(found.revision):
             raise UnknownFunction(f"function {name!r} has no version {version!r}; it has {found.revision}")
         return found

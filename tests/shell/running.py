@@ -7,9 +7,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dormouse.connections import Patience
 from dormouse.gateway.app import create_app
 from dormouse.gateway.grpc_server import GrpcServer
-from dormouse.serving import GRACE_S, bind, run, serve_app
+from dormouse.serving import GRACE_S, PATIENT, bind, run, serve_app
+from dormouse.tenants.gate import Gate
+from dormouse.tls import Identity
 from tests.shell.in_memory import InMemory, furnished
 
 BODY_LIMIT_BYTES = 1024 * 1024
@@ -31,7 +34,9 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[RunningServer]:
+def running(
+    gate: Gate | None = None, patience: Patience = PATIENT, identity: Identity | None = None
+) -> Iterator[RunningServer]:
     """A server around a furnished node, ready when entered, gone when left."""
     node = furnished()
     started: concurrent.futures.Future[RunningServer] = concurrent.futures.Future()
@@ -40,16 +45,18 @@ def running() -> Iterator[RunningServer]:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         grpc = GrpcServer(BODY_LIMIT_BYTES)
-        grpc.bind("127.0.0.1", 0)
+        grpc.bind("127.0.0.1", 0, None if identity is None else (identity.key, identity.certificates))
         hurry = asyncio.Event()
 
         def tell(url: str) -> None:
             started.set_result(RunningServer(url, grpc.address, node, loop, stop))
 
-        app = create_app(node, body_limit_bytes=BODY_LIMIT_BYTES)
+        app = create_app(node, body_limit_bytes=BODY_LIMIT_BYTES, gate=gate)
         with bind("127.0.0.1", 0) as listener:
-            async with grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S):
-                await serve_app(app, listener, on_ready=tell, stop=stop, hurry=hurry)
+            async with grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate):
+                await serve_app(
+                    app, listener, on_ready=tell, stop=stop, hurry=hurry, patience=patience, identity=identity
+                )
 
     thread = threading.Thread(target=run, args=(serve(),))
     thread.start()

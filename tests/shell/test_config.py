@@ -74,6 +74,12 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "request_slab_bytes": "9MiB",
             "reply_slab_bytes": "8MiB",
             "body_limit_bytes": "7MiB",
+            "tenants": tmp_path / "tenants.toml",
+            "tls_cert": tmp_path / "cert.pem",
+            "tls_key": tmp_path / "key.pem",
+            "head_timeout_s": 3.0,
+            "body_timeout_s": 4.0,
+            "connections": 5,
             "queue_length": 6,
             "allow_code": (code,),
             "threads": 5,
@@ -88,7 +94,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
     save(first)
     assert configure(tmp_path / "state", {}) == first
     changed = set(msgspec.structs.asdict(first).items()) - set(msgspec.structs.asdict(Config(Path("s"))).items())
-    assert {key for key, _ in changed} == set(Config.__struct_fields__) - {"faults", "poison"}
+    assert {key for key, _ in changed} == set(Config.__struct_fields__) - {"faults", "poison", "auth"}
 
 
 def test_a_start_without_flags_repeats_a_start_with_them_and_reset_forgets(tmp_path: Path) -> None:
@@ -104,12 +110,19 @@ def test_auto_takes_a_kept_setting_back(tmp_path: Path) -> None:
     assert configure(tmp_path, {"device_bytes": "auto"}).device_bytes is None
 
 
+def test_a_door_left_open_is_not_remembered(tmp_path: Path) -> None:
+    save(configure(tmp_path, {"auth": False, "host": "0.0.0.0"}))
+    again = configure(tmp_path, {})
+    assert (again.host, again.auth) == ("0.0.0.0", None)
+
+
 def test_paths_in_a_file_count_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     file = tmp_path / "serve.toml"
-    file.write_text('allow_code = ["code"]\njournal = "journal"\n')
+    file.write_text('allow_code = ["code"]\njournal = "journal"\ntenants = "who.toml"\n')
     config = configure(tmp_path / "state", {}, file)
     assert (config.allow_code, config.journal) == ((tmp_path / "code",), tmp_path / "journal")
+    assert config.tenants == tmp_path / "who.toml"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +146,13 @@ def test_paths_in_a_file_count_from_the_file(tmp_path: Path) -> None:
         ("threads", -1, "threads = -1 cannot be used"),
         ("link_bytes_per_s", "0", "link_bytes_per_s = 0 cannot be used"),
         ("body_limit_bytes", "1GiB", "body_limit_bytes = 1073741824 .* at most request_slab_bytes"),
+        ("head_timeout_s", 0, "head_timeout_s = 0.* cannot be used; expected seconds, more than 0 and at most 86400"),
+        ("body_timeout_s", float("nan"), "body_timeout_s = nan cannot be used"),
+        ("connections", 0, "connections = 0 cannot be used; expected at least 1"),
+        ("connections", 10**7, "connections = 10000000 cannot be used; expected at most 1000000"),
+        ("tls_cert", "cert.pem", "tls_cert = '.*cert.pem' cannot be used; expected tls_key beside it"),
+        ("tls_key", "key.pem", "tls_cert = None cannot be used; expected tls_key beside it"),
+        ("auth", "maybe", "auth = 'maybe' cannot be used"),
         ("host", "", "host = '' cannot be used"),
         ("allow_code", ("/no/such/directory",), "allow_code = '/no/such/directory' cannot be used"),
         ("color", "red", "color = 'red': there is no such setting"),

@@ -1,6 +1,7 @@
 """The gRPC door against a real server: both forms of tensors, status codes, deadlines, streams, and clients that go."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -14,7 +15,7 @@ import pytest
 from dormouse.errors import ConfigurationFault, DormouseError
 from dormouse.gateway.grpc_calls import LONGEST_DETAILS, STATUS
 from dormouse.gateway.grpc_form import FIELDS, Terms
-from dormouse.gateway.grpc_messages import HEALTH
+from dormouse.gateway.grpc_messages import HEALTH, INFERENCE
 from dormouse.gateway.grpc_server import GrpcServer
 from dormouse.gateway.grpc_stream import MOST_AT_ONCE, Stream
 from tests.shell.grpc_caller import Caller, InferRequest, Refused, raw_request, total_request, typed_request
@@ -432,7 +433,7 @@ def test_a_client_that_does_not_read_holds_back_its_own_stream_only() -> None:
         await asyncio.Event().wait()
 
     async def run() -> None:
-        stream = asyncio.create_task(Stream(node, Terms, write).answer(endless()))
+        stream = asyncio.create_task(Stream(node, Terms, contextlib.nullcontext, write).answer(endless()))
         for _ in range(10_000):  # turns of the loop: far more than it takes to read thousands
             await asyncio.sleep(0)
         stream.cancel()
@@ -461,6 +462,27 @@ def test_more_calls_than_there_may_be_are_refused() -> None:
                 for call in calls:
                     await asyncio.to_thread(call.result, timeout=30)
                 assert (await asyncio.to_thread(caller.ask, "ServerLive")).live
+            stop.set()
+
+    asyncio.run(run())
+
+
+def test_more_connections_than_there_may_be_are_turned_away_and_the_rest_are_served() -> None:
+    async def run() -> None:
+        server = GrpcServer(BODY_LIMIT_BYTES, most_connections=2)
+        server.bind("127.0.0.1", 0)
+        stop = asyncio.Event()
+        async with server.serving(furnished(), stop=stop, hurry=asyncio.Event(), grace_s=30):
+            with Caller(server.address) as first:
+                with Caller(server.address) as second:
+                    for caller in (first, second):
+                        assert (await asyncio.to_thread(caller.ask, "ServerLive")).live
+                    with Caller(server.address) as third, pytest.raises(Refused, match="UNAVAILABLE"):
+                        await asyncio.to_thread(third.ask, "ServerLive")
+                    assert (await asyncio.to_thread(second.ask, "ServerLive")).live
+                with Caller(server.address) as fourth:
+                    path = f"/{INFERENCE}/ServerLive"
+                    await asyncio.to_thread(fourth.send, path, b"", wait_for_ready=True)
             stop.set()
 
     asyncio.run(run())

@@ -18,13 +18,16 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 from starlette.routing import Route
 
+from dormouse.gateway.access import OPEN_PATHS
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.bodies import LENGTH_HEADER
 from dormouse.gateway.encoding import BINARY_ONLY
 from dormouse.gateway.openapi import document
 from dormouse.gateway.v2 import V2
+from dormouse.tenants.gate import KEY_HEADERS
 from tests.shell.in_memory import PROGRAMS, furnished
 from tests.shell.running import BODY_LIMIT_BYTES, RunningServer, running
+from tests.shell.tenanted import ACME, ADMIN, OWNERS, Kept, bearer, furnish
 
 IN_CI = 400
 """Always the same ones."""
@@ -58,6 +61,16 @@ def test_paths_are_those_that_the_router_reads() -> None:
     for path in document()["paths"]:
         named = {parameter["name"] for parameter in document()["paths"][path]["parameters"]}
         assert named == Route(path, lambda _: None).param_convertors.keys()
+
+
+def test_exactly_the_paths_that_need_no_key_say_so() -> None:
+    paths = document()["paths"].items()
+    open_paths = {
+        path
+        for path, methods in paths
+        if any(each.get("security") == [] for each in methods.values() if isinstance(each, dict))
+    }
+    assert open_paths == OPEN_PATHS
 
 
 # ------------------------------------------------------------------ made-up requests
@@ -121,6 +134,36 @@ def test_no_request_whatever_is_answered_otherwise_than_documented(
         assert response.status_code < 500 or response.status_code in DOCUMENTED, response.text
         case.validate_response(response, checks=checks)
         asked[operation.label, response.status_code] += 1
+
+    ask()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running(Kept(tmp_path_factory.mktemp("state")).gate) as server:
+        yield server
+
+
+@pytest.mark.parametrize("key", ["", ACME, ADMIN])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_a_server_that_asks_for_keys_answers_as_documented_too(
+    operation: Any, key: str, kept: RunningServer, session: requests.Session
+) -> None:
+    load_all_checks()
+    checks = CHECKS.get_by_names(CHECKED)
+
+    @settings(max_examples=4, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(), known=st.none() | st.sampled_from(sorted(OWNERS)))
+    def ask(case: Any, known: str | None) -> None:
+        furnish(kept.node, "affine")
+        if known is not None and "name" in case.path_parameters:
+            case.path_parameters["name"] = known
+        for header in [name for name in case.headers if name.lower() in KEY_HEADERS]:
+            del case.headers[header]
+        response = case.call(base_url=kept.url, session=session, headers=bearer(key) if key else {})
+        assert response.status_code < 500 or response.status_code in DOCUMENTED, response.text
+        assert (response.status_code == 401) == (not key and case.path not in OPEN_PATHS)
+        case.validate_response(response, checks=checks)
 
     ask()
 

@@ -14,7 +14,8 @@ import pytest
 from dormouse.config import NO_GRPC, Config
 from dormouse.errors import ConfigurationFault
 from dormouse.serving import Doors, bind, run, serve
-from tests.shell.grpc_caller import Caller, total_request
+from dormouse.tenants.keyfile import KeyFile
+from tests.shell.grpc_caller import Caller, Refused, total_request
 from tests.shell.in_memory import InMemory, furnished
 from tests.shell.running import BODY_LIMIT_BYTES, running
 
@@ -209,3 +210,52 @@ def test_a_long_head_and_a_longer_body_are_fine() -> None:
             )
             assert answer.status_code == 200
             assert client.post("/v2/repository/index", content=b" " * BODY_LIMIT_BYTES).status_code == 400
+
+
+# ------------------------------------------------------------------ keys
+
+
+def statuses(config: Config, headers: dict[str, str]) -> list[int]:
+    """What a server with this configuration answers with and without a key, over HTTP and over gRPC."""
+    found = []
+
+    async def main() -> None:
+        ready: asyncio.Future[Doors] = asyncio.get_running_loop().create_future()
+
+        async def talk() -> None:
+            doors = await ready
+            assert doors.grpc is not None
+            try:
+                async with httpx.AsyncClient(base_url=doors.http.replace("0.0.0.0", "127.0.0.1")) as client:
+                    for given in ({}, headers):
+                        found.append((await client.get("/v2/models", headers=given)).status_code)
+                with Caller(doors.grpc) as caller, contextlib.suppress(Refused):
+                    await asyncio.to_thread(caller.ask, "RepositoryIndex")
+                    found.append(0)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        await asyncio.gather(serve(config, on_ready=ready.set_result, open_node=Opener()), talk())
+
+    run(main())
+    return found
+
+
+def test_beyond_loopback_both_doors_ask_for_keys(tmp_path: Path) -> None:
+    config = Config(state_dir=tmp_path, host="0.0.0.0", port=0)
+    with pytest.raises(ConfigurationFault, match="there is no admin key"):
+        statuses(config, {})
+    key, _ = KeyFile(tmp_path).create("", admin=True, name="")
+    assert statuses(config, {"x-api-key": key}) == [401, 200]
+
+
+def test_without_auth_nobody_is_asked_anywhere(tmp_path: Path) -> None:
+    config = Config(state_dir=tmp_path, host="0.0.0.0", port=0, auth=False)
+    assert statuses(config, {}) == [200, 200, 0]
+
+
+def test_on_loopback_nobody_is_asked_before_there_are_keys(tmp_path: Path) -> None:
+    config = Config(state_dir=tmp_path, port=0)
+    assert statuses(config, {}) == [200, 200, 0]
+    key, _ = KeyFile(tmp_path).create("", admin=True, name="")
+    assert statuses(config, {"Authorization": f"Bearer {key}"}) == [401, 200]

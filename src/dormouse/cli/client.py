@@ -1,7 +1,9 @@
 """A server as the command line sees it: its address, and one method a question. Failures become DormouseErrors."""
 
 import json
+import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -27,7 +29,7 @@ class Refused(DormouseError):
 class Server:
     """Talks to one server. Deploying and waking large models takes as long as it takes: no timeout but connecting's."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: str = "", ca: Path | None = None) -> None:
         self._address = address if "://" in address else f"http://{address}"
         try:
             url = httpx.URL(self._address)
@@ -35,7 +37,11 @@ class Server:
             raise ConfigurationFault(f"server = {address!r} is no address: {fault}") from None
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigurationFault(f"server = {address!r} is no address; expected one like {DEFAULT_SERVER}")
-        self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(None, connect=10), trust_env=False)
+        if not key.isascii() or not key.isprintable():
+            raise ConfigurationFault("key cannot be used: there are characters in it that no key has")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(None, connect=10)
+        self._http = httpx.Client(base_url=url, timeout=timeout, trust_env=False, headers=headers, verify=_trust(ca))
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +93,11 @@ class Server:
     def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
         try:
             answer = self._http.request(method, path, content=body, headers=dict(headers))
-        except httpx.ConnectError:
+        except httpx.ConnectError as fault:
+            if "CERTIFICATE_VERIFY_FAILED" in str(fault):
+                raise DormouseError(
+                    f"the certificate of {self._address} is not trusted; name the one that signed it with --ca"
+                ) from None
             raise DormouseError(
                 f"no server answers at {self._address}; start one with `dormouse serve`, or name another with --server"
             ) from None
@@ -96,6 +106,16 @@ class Server:
         if answer.is_error:
             raise Refused(answer.status_code, _complaint(answer))
         return answer
+
+
+def _trust(ca: Path | None) -> ssl.SSLContext:
+    """Whom to believe that a server is who it says. Raises ConfigurationFault."""
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except ssl.SSLError:
+        raise ConfigurationFault(f"ca = {str(ca)!r} cannot be used: there is no certificate in PEM in it") from None
+    except OSError as fault:
+        raise ConfigurationFault(f"ca = {str(ca)!r} cannot be read: {fault.strerror}") from None
 
 
 def _complaint(answer: httpx.Response) -> str:

@@ -15,7 +15,8 @@ from typer.core import TyperGroup
 
 from dormouse import __version__
 from dormouse.cli.calibrate import calibrate_command
-from dormouse.cli.client import DEFAULT_SERVER, Server
+from dormouse.cli.client import DEFAULT_SERVER, Refused, Server
+from dormouse.cli.keys import keys
 from dormouse.cli.manifests import Changes, manifest_of
 from dormouse.cli.simulate import replay, simulate
 from dormouse.cli.start import serve_command
@@ -25,9 +26,16 @@ from dormouse.core.types import Pin
 from dormouse.errors import ConfigurationFault, DormouseError, InvalidRequest
 
 FAILED, BAD_INPUT = 1, 2
+FORBIDDEN = 403
 _BAD_INPUT_STATUSES = (400, 413)
 
 ServerOption = Annotated[str, typer.Option("--server", envvar="DORMOUSE_SERVER", help="Address of the server.")]
+KeyOption = Annotated[
+    str, typer.Option("--key", envvar="DORMOUSE_KEY", help="Key for it; in the variable, others cannot see it.")
+]
+CaOption = Annotated[
+    Path | None, typer.Option("--ca", envvar="DORMOUSE_CA", help="Certificates in PEM to trust, for https.")
+]
 Name = Annotated[str, typer.Argument(help="A deployed function.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -52,6 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve_command)
+app.add_typer(keys, name="keys")
 app.command("calibrate")(calibrate_command)
 app.command()(simulate)
 app.command()(replay)
@@ -91,21 +100,30 @@ def deploy(
     like: Annotated[
         str | None, typer.Option(metavar="NAME", help="A deployed function that differs in its weights only.")
     ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose it is. [default: that of the key]")] = None,
+    public: Annotated[
+        bool | None, typer.Option("--public/--private", help="Whether every tenant may see and call it.")
+    ] = None,
     server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = "",
+    ca: CaOption = None,
 ) -> None:
     """Deploy a function, or a new version of one."""
-    changes = Changes(name, dtype, task, pin, slo_ms, percentile, timeout_ms, code, arg or (), like)
+    changes = Changes(name, dtype, task, pin, slo_ms, percentile, timeout_ms, code, arg or (), like, tenant, public)
     manifest = manifest_of(source, changes)
-    with Server(server) as remote:
+    with Server(server, key, ca) as remote:
         typer.echo(f"deployed {manifest.name} version {remote.deploy(manifest)}")
 
 
 @app.command()
 def check(
-    manifest: Annotated[str, typer.Argument(help="What deploy would be given.")], server: ServerOption = DEFAULT_SERVER
+    manifest: Annotated[str, typer.Argument(help="What deploy would be given.")],
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = "",
+    ca: CaOption = None,
 ) -> None:
     """Say what a deploy would do, without doing it. Exit status 1 if it would be refused."""
-    with Server(server) as remote:
+    with Server(server, key, ca) as remote:
         answer = remote.check(manifest_of(manifest, Changes()))
     replaced = answer["replaces_version"]
     typer.echo(f"{answer['name']}: {'a new function' if replaced is None else f'replaces version {replaced}'}")
@@ -119,47 +137,60 @@ def check(
 
 
 @app.command("rm")
-def remove(name: Name, server: ServerOption = DEFAULT_SERVER) -> None:
+def remove(name: Name, server: ServerOption = DEFAULT_SERVER, key: KeyOption = "", ca: CaOption = None) -> None:
     """Remove a function and all that it keeps."""
-    with Server(server) as remote:
+    with Server(server, key, ca) as remote:
         remote.remove(name)
     typer.echo(f"removed {name}")
 
 
 @app.command()
-def load(name: Name, server: ServerOption = DEFAULT_SERVER) -> None:
+def load(name: Name, server: ServerOption = DEFAULT_SERVER, key: KeyOption = "", ca: CaOption = None) -> None:
     """Take a function into host memory."""
-    with Server(server) as remote:
+    with Server(server, key, ca) as remote:
         remote.load(name)
     typer.echo(f"loaded {name}")
 
 
 @app.command()
-def unload(name: Name, server: ServerOption = DEFAULT_SERVER) -> None:
+def unload(name: Name, server: ServerOption = DEFAULT_SERVER, key: KeyOption = "", ca: CaOption = None) -> None:
     """Free all memory that a function takes; it stays deployed."""
-    with Server(server) as remote:
+    with Server(server, key, ca) as remote:
         remote.unload(name)
     typer.echo(f"unloaded {name}")
 
 
 @app.command("ps")
-def list_functions(json: AsJson = False, server: ServerOption = DEFAULT_SERVER) -> None:
+def list_functions(
+    json: AsJson = False, server: ServerOption = DEFAULT_SERVER, key: KeyOption = "", ca: CaOption = None
+) -> None:
     """List functions: where they are, what they weigh, how they are served."""
-    with Server(server) as remote:
-        rows, node = remote.functions(), remote.node()
+    with Server(server, key, ca) as remote:
+        rows, node = remote.functions(), _node_of(remote)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode({"functions": rows, "node": node})).decode())
         return
     console = Console()
     # A pipe has no width; a table cut off there would be of no use to the next program.
     (console if console.is_terminal else Console(width=250)).print(functions_table(rows))
-    for line in (*eager_lines(rows), *node_lines(node)):
+    for line in (*eager_lines(rows), *([] if node is None else node_lines(node))):
         typer.echo(line)
+
+
+def _node_of(remote: Server) -> dict[str, Any] | None:
+    """None for a tenant, who sees its functions only."""
+    try:
+        return remote.node()
+    except Refused as fault:
+        if fault.status == FORBIDDEN:
+            return None
+        raise
 
 
 @app.command()
 def call(
     name: Name,
+    *,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="A whole V2 request; - is stdin.")] = None,
     given: Annotated[
         list[str] | None,
@@ -167,11 +198,13 @@ def call(
     ] = None,
     text: Annotated[str | None, typer.Option(help="The one input of texts.")] = None,
     server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = "",
+    ca: CaOption = None,
 ) -> None:
     """Call a function and print what it answers."""
     if sum(option is not None for option in (json, given or None, text)) != 1:
         raise InvalidRequest("give the request as one of --json, --input or --text")
-    with Server(server) as remote:
+    with Server(server, key, ca) as remote:
         if json is not None:
             head, tails = _read(json), b""
         else:

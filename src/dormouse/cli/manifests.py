@@ -30,6 +30,8 @@ class Changes(Struct, frozen=True):
     code: Path | None = None
     arguments: Sequence[str] = ()
     like: str | None = None
+    tenant: str | None = None
+    public: bool | None = None
 
 
 def manifest_of(source: str, changes: Changes) -> Manifest:
@@ -49,6 +51,8 @@ def manifest_of(source: str, changes: Changes) -> Manifest:
         "task": changes.task,
         "pin": changes.pin,
         "like": changes.like,
+        "tenant": changes.tenant,
+        "public": changes.public,
         "code": None if changes.code is None else str(changes.code.absolute()),
     }
     manifest = _replaced(manifest, values)

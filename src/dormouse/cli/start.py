@@ -49,6 +49,24 @@ def serve_command(
     body_limit_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Largest request body. [default: 64MiB]")
     ] = None,
+    auth: Annotated[
+        bool | None,
+        typer.Option(
+            "--auth/--no-auth",
+            help="Ask for keys, or let everybody in; for this start. [default: if there are keys, or not on loopback]",
+            show_default=False,
+        ),
+    ] = None,
+    tenants: Annotated[Path | None, typer.Option(help="Tenants with their keys and limits, in TOML.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate in PEM: HTTP and gRPC over TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
+    head_timeout_s: Annotated[
+        float | None, typer.Option(help="How long a request's head may take to arrive. [default: 20]")
+    ] = None,
+    body_timeout_s: Annotated[float | None, typer.Option(help="How long its body may take. [default: 120]")] = None,
+    connections: Annotated[
+        int | None, typer.Option(help="Connections open at once, at each door. [default: 4000]")
+    ] = None,
     queue_length: Annotated[int | None, typer.Option(help="Requests waiting in all. [default: 10000]")] = None,
     allow_code: Annotated[
         list[Path] | None, typer.Option(help="Directory from which functions may import code; repeatable.")
@@ -77,8 +95,8 @@ def serve_command(
     given = {key: value for key, value in options.items() if value is not None and value != []}
     settings = configure(state_dir, given, config, reset=reset)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    if not _is_loopback(settings.host):
-        typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions", err=True)
+    if settings.auth is False and not _is_loopback(settings.host):
+        typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions (--no-auth)", err=True)
     if settings.images == "dram":
         typer.echo(f"warning: {IN_MEMORY_ONLY}", err=True)
 
@@ -87,7 +105,8 @@ def serve_command(
 
     def announce(doors: Doors) -> None:
         save(settings)  # now that they have proved of use, and no other server has the state directory
-        grpc = "" if doors.grpc is None else f" and grpc://{doors.grpc}"
+        scheme = "grpc" if settings.tls_cert is None else "grpcs"
+        grpc = "" if doors.grpc is None else f" and {scheme}://{doors.grpc}"
         typer.echo(f"dormouse is ready on {doors.http}{grpc} (state in {settings.state_dir})")
 
     run(serve(settings, on_ready=announce))

@@ -72,6 +72,8 @@ def function_row(
         "image_bytes": deployed.image_bytes,
         "state_bytes": deployed.state_bytes,
         "pin": str(deployed.manifest.pin),
+        "tenant": deployed.manifest.tenant,
+        "public": deployed.manifest.public,
         "source": deployed.manifest.source,
         "durable": deployed.durable,
         "slo": {

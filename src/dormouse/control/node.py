@@ -41,11 +41,18 @@ from dormouse.core.policies import with_policies
 from dormouse.core.state import Service
 from dormouse.core.types import FunctionId, FunctionSpec, RequestId, Settings
 from dormouse.device.measuring import Measured
-from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept, UnknownFunction, error_for
+from dormouse.errors import (
+    ConfigurationFault,
+    DormouseError,
+    StateNotKept,
+    UnknownFunction,
+    error_for,
+    unknown_function,
+)
 from dormouse.functions import Manifest, batch_of, checked, function_id, limits_of, name_of, revision_of, slo_of
 from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
-from dormouse.submit import Chunk, Description, IndexEntry, Inference, Statistics
+from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics
 
 _LOG = logging.getLogger("dormouse.control")
 FEWEST_READERS = 4
@@ -167,7 +174,7 @@ class Node:
     def _find(self, name: str, version: str | None = None) -> Deployed:
         deployed = self._functions.get(name)
         if deployed is None:
-            raise UnknownFunction(f"unknown model '{name}'")
+            raise unknown_function(name)
         if version not in (None, "", str(deployed.revision)):
             raise UnknownFunction(f"model '{name}' has version {deployed.revision}, not '{version}'")
         return deployed
@@ -179,6 +186,10 @@ class Node:
 
     def ready(self) -> bool:
         return bool(self._state.executors)
+
+    def owner(self, name: str) -> Owner:
+        manifest = self._find(name).manifest
+        return Owner(manifest.tenant, manifest.public)
 
     def describe(self, name: str, version: str | None = None) -> Description:
         deployed = self._find(name, version)

@@ -42,7 +42,18 @@ class Operator:
 @asynccontextmanager
 async def server(state_dir: Path, options: Sequence[str], log_file: Path) -> AsyncIterator[Operator]:
     """A server on a free loopback port, ended when left. Raises DormouseError if it does not start."""
-    command = [sys.executable, "-m", "dormouse.cli", "serve", "--state-dir", str(state_dir), "--port", "0", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "dormouse.cli",
+        "serve",
+        "--state-dir",
+        str(state_dir),
+        "--port",
+        "0",
+        "--no-auth",
+        *options,
+    ]
     async with child(command, log_file, stop_limit_s=STOP_LIMIT_S) as process:
         assert process.stdout is not None
         line = await process.stdout.readline()

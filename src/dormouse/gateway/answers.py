@@ -24,6 +24,8 @@ Result = TypeVar("Result")
 NO_ONE_LEFT = 499
 """Status of an answer that nobody receives, since the client is gone."""
 
+CHALLENGE = 'Bearer realm="dormouse"'
+
 _UNWATCHED_S = 0.01
 """So long nobody looks whether the client is still there."""
 
@@ -35,7 +37,7 @@ def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | N
 
 
 def error_answer(fault: DormouseError) -> Response:
-    headers = {}
+    headers = {"WWW-Authenticate": CHALLENGE} if fault.status == 401 else {}
     if fault.retry_after_s is not None or fault.status == 503:
         headers["Retry-After"] = str(max(1, math.ceil(fault.retry_after_s or 1)))
     return json_answer({"error": fault.message}, fault.status, headers)

@@ -7,13 +7,14 @@ work.
 import contextlib
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import grpc
 
 from dormouse import __version__
 from dormouse.core.types import Ns
-from dormouse.errors import DormouseError, InvalidRequest
+from dormouse.errors import DormouseError, InvalidRequest, OverLimit, Unauthenticated
 from dormouse.gateway import grpc_form, kserve, reports
 from dormouse.gateway.answers import unexpected
 from dormouse.gateway.chunks import last_of
@@ -21,6 +22,8 @@ from dormouse.gateway.grpc_messages import HEALTH, INFERENCE, Message, Method, d
 from dormouse.gateway.grpc_stream import Stream
 from dormouse.gateway.repository import Repository
 from dormouse.submit import Submit
+from dormouse.tenants.callers import STRANGER, Caller
+from dormouse.tenants.gate import KEY_HEADERS, NEEDED, Gate
 
 Context: TypeAlias = Any
 """grpc.aio's ServicerContext; grpc has no types."""
@@ -30,13 +33,21 @@ LONGEST_DETAILS = 2_000
 """In characters. It travels as metadata, of which clients take a few kilobytes."""
 SECOND_NS: Ns = 1_000_000_000
 SERVING, NOT_SERVING = 1, 2
+METHODS = {f"/{service}/{method.name}": method for service in (INFERENCE, HEALTH) for method in methods(service)}
+"""Every call of this server, by its path."""
+OPEN_CALLS = frozenset(("ServerLive", "ServerReady", "Check"))
+"""Those that need no key and count against no limit."""
+PUSHBACK = "grpc-retry-pushback-ms"
 
 STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     409: grpc.StatusCode.FAILED_PRECONDITION,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -45,20 +56,16 @@ STATUS = {
 """What HTTP's statuses are called here."""
 
 
-def handlers(submit: Submit) -> tuple[Any, ...]:
-    """Every service of this server, as grpc.aio wants it."""
-    calls = Calls(submit)
-    return tuple(
-        grpc.method_handlers_generic_handler(service, {method.name: _handler(method, calls) for method in found})
-        for service, found in ((INFERENCE, tuple(methods(INFERENCE))), (HEALTH, tuple(methods(HEALTH))))
-    )
+def handlers(calls: "Calls") -> dict[str, Any]:
+    """Every call by its path, as grpc.aio wants it."""
+    return {path: _handler(method, calls) for path, method in METHODS.items()}
 
 
 def _handler(method: Method, calls: "Calls") -> Any:
     # Messages are decoded inside, so that what is no message gets an answer in our words.
     if method.streams:
         return grpc.stream_stream_rpc_method_handler(calls.stream)
-    return grpc.unary_unary_rpc_method_handler(_guarded(method, calls.work(method)))
+    return grpc.unary_unary_rpc_method_handler(_guarded(method, calls.entered(method)))
 
 
 def _guarded(method: Method, work: Work) -> Callable[[bytes, Context], Awaitable[bytes]]:
@@ -68,30 +75,58 @@ def _guarded(method: Method, work: Work) -> Callable[[bytes, Context], Awaitable
         try:
             answered: bytes = (await work(decoded(method.request, wire), context)).SerializeToString()
         except DormouseError as fault:
-            await _refuse(context, fault)
+            await refuse(context, fault)
         except Exception as fault:
-            await _refuse(context, unexpected(method.name, fault))
+            await refuse(context, unexpected(method.name, fault))
         return answered
 
     return answer
 
 
-async def _refuse(context: Context, fault: DormouseError) -> None:
+def key_headers(metadata: Any) -> dict[str, str]:
+    """The metadata in which there may be a key; of several, the first."""
+    found: dict[str, str] = {}
+    for name, value in metadata or ():
+        if name in KEY_HEADERS:
+            found.setdefault(name, value)
+    return found
+
+
+async def refuse(context: Context, fault: DormouseError) -> None:
     """Ends the call; does not return."""
     if fault.retry_after_s is not None or fault.status == 503:
-        context.set_trailing_metadata((("retry-after", str(max(1, math.ceil(fault.retry_after_s or 1)))),))
+        context.set_trailing_metadata(_when(fault.retry_after_s or 1, pushes_back=fault.status == 429))
     await context.abort(STATUS[fault.status], fault.message[:LONGEST_DETAILS])
 
 
-class Calls:
-    """What each call does."""
+def _when(retry_after_s: float, *, pushes_back: bool) -> tuple[tuple[str, str], ...]:
+    """When to come again, in HTTP's words, and in those that gRPC's own retries obey."""
+    said = (("retry-after", str(max(1, math.ceil(retry_after_s)))),)
+    return (*said, (PUSHBACK, str(math.ceil(1_000 * retry_after_s)))) if pushes_back else said
 
-    def __init__(self, submit: Submit) -> None:
+
+class Calls:
+    """What each call of one caller does."""
+
+    def __init__(self, submit: Submit, gate: Gate, caller: Caller) -> None:
         self._submit = submit
+        self._gate = gate
+        self._caller = caller
         self._repository = Repository(submit)
 
-    def work(self, method: Method) -> Work:
-        """How a call of one message is answered."""
+    def entered(self, method: Method) -> Work:
+        """How a call of one message is answered, if it may enter; it leaves however it ends."""
+        work = self._work(method)
+        if method.name in OPEN_CALLS:
+            return work
+
+        async def enter(asked: Message, context: Context) -> Message:
+            with self._gate.inside(self._caller):
+                return await work(asked, context)
+
+        return enter
+
+    def _work(self, method: Method) -> Work:
         return {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -152,6 +187,8 @@ class Calls:
 
     async def _check(self, asked: Message, _: Context) -> Message:
         server = asked.service in ("", INFERENCE)
+        if not server and self._caller == STRANGER:
+            raise Unauthenticated(NEEDED)
         ready = self._submit.ready() if server else self._submit.function_ready(asked.service)
         return message("HealthCheckResponse", HEALTH)(status=SERVING if ready else NOT_SERVING)
 
@@ -165,7 +202,17 @@ class Calls:
 
     async def stream(self, wires: Any, context: Context) -> None:
         """Answers ModelStreamInfer."""
-        await Stream(self._submit, lambda: terms_of(context), context.write).answer(wires)
+        headers = key_headers(context.invocation_metadata())
+
+        def enter() -> AbstractContextManager[None]:
+            # Asked again for each request: streams live long, and keys are revoked.
+            return self._gate.inside(self._gate.caller_of(headers))
+
+        try:
+            with self._gate.streaming(self._caller):
+                await Stream(self._submit, lambda: terms_of(context), enter, context.write).answer(wires)
+        except OverLimit as fault:
+            await refuse(context, fault)
 
 
 def terms_of(context: Context) -> grpc_form.Terms:

@@ -12,13 +12,17 @@ import grpc.aio
 
 from dormouse.core.types import Bytes
 from dormouse.errors import ConfigurationFault
-from dormouse.gateway.grpc_calls import handlers
+from dormouse.gateway.grpc_gate import Services
 from dormouse.submit import Submit
+from dormouse.tenants.gate import Gate, OpenGate
 
 MOST_CALLS = 20_000
 """Open at once, streams included; more are refused with RESOURCE_EXHAUSTED. Beyond any queue of requests."""
 MOST_CALLS_PER_CONNECTION = 4_096
 """A client that has more keeps them back."""
+MOST_CONNECTIONS = 4_000
+IDLE_MS = 300_000
+"""A connection on which there has been no call for so long makes room; clients open another when they need one."""
 METADATA_BYTES: Bytes = 16 * 1024
 HANDSHAKE_MS = 20_000
 """A connection that has said nothing sensible by then is closed."""
@@ -32,7 +36,9 @@ FEWEST_MS_BETWEEN_PINGS = 5_000
 class GrpcServer:
     """A server on a port, from ``bind`` on; it accepts while it is ``serving``."""
 
-    def __init__(self, body_limit_bytes: Bytes, most_calls: int = MOST_CALLS) -> None:
+    def __init__(
+        self, body_limit_bytes: Bytes, most_calls: int = MOST_CALLS, most_connections: int = MOST_CONNECTIONS
+    ) -> None:
         self._server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),  # two servers on one port would share its calls
@@ -41,6 +47,8 @@ class GrpcServer:
                 ("grpc.max_metadata_size", METADATA_BYTES),
                 ("grpc.absolute_max_metadata_size", METADATA_BYTES),
                 ("grpc.max_concurrent_streams", MOST_CALLS_PER_CONNECTION),
+                ("grpc.max_allowed_incoming_connections", most_connections),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
                 # How many may come in at once before the event loop has looked at them: beyond, calls are dropped.
                 ("grpc.server.max_pending_requests", most_calls),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * most_calls),
@@ -55,22 +63,26 @@ class GrpcServer:
         self.address = ""
         """Host and port, once bound."""
 
-    def bind(self, host: str, port: int) -> None:
-        """Take a port, 0 meaning any free one; ``host`` is a number. Raises ConfigurationFault."""
+    def bind(self, host: str, port: int, identity: tuple[bytes, bytes] | None = None) -> None:
+        """Take a port, 0 meaning any free one; ``host`` is a number. ``identity``: private key and certificates in PEM,
+        for TLS. Raises ConfigurationFault."""
         name = f"[{host}]" if ":" in host else host
         try:
-            bound = self._server.add_insecure_port(f"{name}:{port}")
+            if identity is None:
+                bound = self._server.add_insecure_port(f"{name}:{port}")
+            else:
+                bound = self._server.add_secure_port(f"{name}:{port}", grpc.ssl_server_credentials([identity]))
         except RuntimeError as fault:
             raise ConfigurationFault(f"cannot listen on {name} port {port} for gRPC: {fault}") from None
         self.address = f"{name}:{bound}"
 
     @contextlib.asynccontextmanager
     async def serving(
-        self, submit: Submit, *, stop: asyncio.Event, hurry: asyncio.Event, grace_s: float
+        self, submit: Submit, *, stop: asyncio.Event, hurry: asyncio.Event, grace_s: float, gate: Gate | None = None
     ) -> AsyncIterator[None]:
         """Inside, calls are answered. From ``stop`` on no new ones are taken, and those that are open have
-        ``grace_s`` to end, or until ``hurry``; leaving waits for that."""
-        self._server.add_generic_rpc_handlers(handlers(submit))
+        ``grace_s`` to end, or until ``hurry``; leaving waits for that. Without a gate everybody may do everything."""
+        self._server.add_generic_rpc_handlers((Services(submit, gate or OpenGate()),))
         await self._server.start()
         ending = asyncio.create_task(self._end(stop, hurry, grace_s))
         try:

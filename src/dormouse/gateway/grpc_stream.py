@@ -8,6 +8,7 @@ slow to take.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from dormouse.errors import DormouseError
@@ -26,13 +27,19 @@ _Request = message("ModelInferRequest")
 
 
 class Stream:
-    """``terms`` says what the client has said beside its requests; ``write`` sends one message, when there is room."""
+    """``terms`` says what the client has said beside its requests; each is served inside of ``enter``; ``write`` sends
+    one message, when there is room."""
 
     def __init__(
-        self, submit: Submit, terms: Callable[[], grpc_form.Terms], write: Callable[[bytes], Awaitable[None]]
+        self,
+        submit: Submit,
+        terms: Callable[[], grpc_form.Terms],
+        enter: Callable[[], AbstractContextManager[None]],
+        write: Callable[[bytes], Awaitable[None]],
     ) -> None:
         self._submit = submit
         self._terms = terms
+        self._enter = enter
         self._write = write
         self._turns: asyncio.Queue[Answers | None] = asyncio.Queue(MOST_AT_ONCE)
 
@@ -55,7 +62,8 @@ class Stream:
         request = _Request()
         try:
             request = decoded(_Request, wire)
-            await self._infer(request, answers)
+            with self._enter():
+                await self._infer(request, answers)
         except DormouseError as fault:
             await answers.put(_failed(request, fault))
         except Exception as fault:

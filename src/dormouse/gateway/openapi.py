@@ -19,15 +19,30 @@ Schema = dict[str, Any]
 
 _STATUSES = {
     "400": "Malformed; the line names the field.",
-    "403": "Asked by a web page of another site.",
-    "404": "No such path, function or version.",
+    "401": "No key, or none of this server's.",
+    "403": "An operator's call with a tenant's key, or asked by a web page of another site.",
+    "404": "No such path, function or version; or none that the key's tenant may see.",
+    "408": "The request took too long to arrive.",
     "409": "The state forbids it.",
     "413": "Over the body limit, packed or unpacked.",
+    "429": "The tenant asks more than it may; see Retry-After.",
     "500": "The model raised, or a bug.",
     "503": "Not now; see Retry-After.",
     "504": "The timeout passed.",
     "507": "No host memory, or no disk for it.",
 }
+_RETRY_AFTER = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}
+_SAID_BESIDE = {
+    "401": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}},
+    "429": _RETRY_AFTER,
+    "503": _RETRY_AFTER,
+}
+"""Headers of refusals, by status."""
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""How a key may be sent."""
 _LENGTH_HEADER = {
     "Inference-Header-Content-Length": {
         "description": "How many bytes of JSON come before the raw bytes.",
@@ -194,15 +209,21 @@ def _operation(
     body_needed: bool = False,
     status: int = 200,
     unready: str | None = None,
+    is_open: bool = False,
 ) -> Schema:
-    """``errors``: which it has besides 403; ``unready``: what 503 says beside an error's one line."""
+    """``errors``: which it has besides those of all; ``unready``: what 503 says beside an error's one line;
+    ``is_open``: without a key, too."""
     responses = {str(status): {"description": "Done.", "content": _json(answer)}}
-    for code in map(str, sorted({403, *errors})):
+    of_all = {403, 408} if is_open else {401, 403, 408, 429}
+    for code in map(str, sorted({*of_all, *errors})):
         responses[code] = {"description": _STATUSES[code], "content": _json("Error")}
-        if code == "503":
-            responses[code]["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}
-            responses[code]["content"] = _json(unready or "Error")
+        if code in _SAID_BESIDE:
+            responses[code]["headers"] = _SAID_BESIDE[code]
+    if unready is not None:
+        responses["503"]["content"] = _json(unready)
     operation: Schema = {"summary": summary, "responses": responses}
+    if is_open:
+        operation["security"] = []
     if body is not None:
         operation["requestBody"] = {"required": body_needed, "content": _json(body)}
     return operation
@@ -244,8 +265,10 @@ def _paths() -> dict[str, dict[str, Schema]]:
     return {
         "/v2": server,
         "/v2/": server,
-        "/v2/health/live": {"get": _operation("Whether it lives", "Live", 503, unready="Live")},
-        "/v2/health/ready": {"get": _operation("Whether it takes requests", "Ready", 503, unready="Ready")},
+        "/v2/health/live": {"get": _operation("Whether it lives", "Live", 503, unready="Live", is_open=True)},
+        "/v2/health/ready": {
+            "get": _operation("Whether it takes requests", "Ready", 503, unready="Ready", is_open=True)
+        },
         "/v2/models": {"get": _operation("Names of all functions", "Models")},
         "/v2/models/stats": {"get": _operation("How all functions have been served", "Statistics")},
         **_of_models(),
@@ -267,7 +290,7 @@ def _paths() -> dict[str, dict[str, Schema]]:
         "/dormouse/check": {
             "post": _operation("What a deploy would do", "Checked", *loading, 500, body="Manifest", body_needed=True)
         },
-        "/openapi.json": {"get": _operation("This document", "OpenApi")},
+        "/openapi.json": {"get": _operation("This document", "OpenApi", is_open=True)},
     }
 
 
@@ -287,5 +310,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Dormouse", "version": __version__, "description": "KServe V2, and the operators' door."},
         "paths": {path: {**operations, "parameters": _named(path)} for path, operations in _paths().items()},
-        "components": {"schemas": _schemas()},
+        "components": {"schemas": _schemas(), "securitySchemes": _KEYS},
+        # The last: none, where the server does not ask for keys.
+        "security": [*({name: []} for name in _KEYS), {}],
     }

@@ -13,6 +13,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2, grpc_predict_v2_pb2_grpc
 
 from tests.shell.running import RunningServer
 from tests.shell.samples import ROW, SAMPLES
+from tests.shell.tenanted import ACME, MINE, THEIRS
 
 
 def talk_to(server: RunningServer, talk: Callable[[Any], Awaitable[None]]) -> None:
@@ -107,3 +108,17 @@ def test_kserves_own_messages_load_and_unload(server: RunningServer) -> None:
             grpc_predict_v2_pb2.RepositoryModelLoadRequest(model_name="affine"), timeout=30
         )
         assert (answer.model_name, answer.isLoaded) == ("affine", True)
+
+
+def test_a_key_goes_in_headers(tenanted_server: RunningServer) -> None:
+    async def talk(client: Any) -> None:
+        headers = (("authorization", f"Bearer {ACME}"),)
+        assert await client.is_server_ready()
+        response = await client.infer(request_of(ROW, "FP32", MINE, binary=True), headers=headers)
+        np.testing.assert_array_equal(response.outputs[0].as_numpy(), ROW * 2 + 1)
+        for given, status in ((None, grpc.StatusCode.UNAUTHENTICATED), (headers, grpc.StatusCode.NOT_FOUND)):
+            with pytest.raises(grpc.RpcError) as caught:
+                await client.infer(request_of(ROW, "FP32", THEIRS, binary=True), headers=given)
+            assert caught.value.code() == status
+
+    talk_to(tenanted_server, talk)

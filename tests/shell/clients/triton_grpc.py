@@ -21,6 +21,7 @@ from dormouse.gateway.grpc_messages import INFERENCE, message, methods
 from dormouse.gateway.kserve import EXTENSIONS
 from tests.shell.running import RunningServer
 from tests.shell.samples import ROW, SAMPLES
+from tests.shell.tenanted import ACME, MINE, SHARED, THEIRS
 
 
 @pytest.fixture
@@ -276,3 +277,39 @@ def test_our_messages_have_tritons_names_numbers_and_types() -> None:
     assert len(seen) > 40
     types = message("ModelInput").DESCRIPTOR.fields_by_name["data_type"].enum_type
     assert {value.name: value.number for value in types.values} == dict(model_config_pb2.DataType.items())
+
+
+# ------------------------------------------------------------------ keys
+
+
+def test_a_key_goes_in_headers(tenanted_server: RunningServer) -> None:
+    headers = {"authorization": f"Bearer {ACME}"}
+    with triton.InferenceServerClient(tenanted_server.grpc) as client:
+        assert client.is_server_ready()
+        assert refused(lambda: client.infer(MINE, [tensor(ROW, "FP32")]))[0] == "StatusCode.UNAUTHENTICATED"
+        back = client.infer(MINE, [tensor(ROW, "FP32")], headers=headers).as_numpy("y")
+        np.testing.assert_array_equal(back, ROW * 2 + 1)
+        index = client.get_model_repository_index(headers=headers, as_json=True)
+        assert {model["name"] for model in index["models"]} == {MINE, SHARED}
+        assert refused(lambda: client.is_model_ready(THEIRS, headers=headers))[0] == "StatusCode.NOT_FOUND"
+        assert refused(lambda: client.unload_model(MINE, headers=headers))[0] == "StatusCode.PERMISSION_DENIED"
+
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put((result, error)), headers=headers)
+        client.async_stream_infer(MINE, [tensor(ROW, "FP32")])
+        client.async_stream_infer(THEIRS, [tensor(ROW, "FP32")])
+        result, error = answers.get(timeout=30)
+        assert error is None
+        np.testing.assert_array_equal(result.as_numpy("y"), ROW * 2 + 1)
+        assert answers.get(timeout=30)[1].message() == f"no function {THEIRS!r}"
+        client.stop_stream()
+
+
+def test_aio_a_key_goes_in_headers(tenanted_server: RunningServer) -> None:
+    async def talk(client: Any) -> None:
+        result = await client.infer(MINE, [tensor(ROW, "FP32")], headers={"x-api-key": ACME})
+        np.testing.assert_array_equal(result.as_numpy("y"), ROW * 2 + 1)
+        with pytest.raises(InferenceServerException, match="no function"):
+            await client.infer(THEIRS, [tensor(ROW, "FP32")], headers={"x-api-key": ACME})
+
+    with_aio(tenanted_server, talk)

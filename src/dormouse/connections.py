@@ -1,0 +1,192 @@
+"""HTTP connections: what may come in before there is a request to answer, how fast, and how many there may be.
+
+uvicorn's, which would collect a head without end, wait for the rest of a request for ever, keep an answer for a client
+that does not take it, and accept connections until there are no more files. Knows no route and no key.
+
+A timer runs only while a request is incomplete: most come in one piece, and cost nothing here. When there are too many
+connections, one that has rested longest goes; if none rests, the new one is turned away.
+"""
+
+import asyncio
+import logging
+import resource
+import sys
+import time
+from functools import cache
+from http import HTTPStatus
+from typing import ClassVar
+
+import msgspec
+from msgspec import Struct
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from dormouse.core.types import Bytes, Ns
+
+HEAD_LIMIT_BYTES: Bytes = 1024 * 1024
+"""Of what comes before a body; more than one read of a socket, since a body may begin in it."""
+
+
+OTHER_FILES = 4_096
+"""What may be open beside connections: images that are read, shared memory, executors."""
+DOORS = 2
+"""Each may have as many connections."""
+
+_LOG = logging.getLogger("dormouse.connections")
+
+
+class Patience(Struct, frozen=True):
+    """How long a head and a body may take, and how many connections there may be."""
+
+    head_s: float = 20.0
+    body_s: float = 120.0
+    """Also: how long a client may take nothing of what it is sent."""
+    connections: int = 4_000
+
+
+def within_files(wanted: int) -> int:
+    """How many connections a door may have: as many as wanted, if the system lets us have the files for them. Raises
+    this process's limit of open files as far as that takes, or as far as it may."""
+    soft, hard = (sys.maxsize if each == resource.RLIM_INFINITY else each for each in _files())
+    files = min(DOORS * wanted + OTHER_FILES, hard)
+    if soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, _files()[1]))
+    connections = min(wanted, max(files - OTHER_FILES, files // 2) // DOORS)
+    if connections < wanted:
+        _LOG.warning("connections = %d at each door, since this process may have %d files open", connections, files)
+    return connections
+
+
+def _files() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+@cache
+def connection_class(patience: Patience) -> type[HttpToolsProtocol]:
+    """The class of a server's connections."""
+    return type("Connection", (_Connection,), {"patience": patience})
+
+
+class _Connection(HttpToolsProtocol):
+    patience: ClassVar[Patience] = Patience()
+
+    _stage = "rest"
+    """``rest``, ``head`` or ``body``: what of a request is coming in."""
+    _since = 0
+    """Counts stages, so that two of a kind differ."""
+    _timed = 0
+    _head_bytes: Bytes = 0
+    quiet_since_ns: Ns = 0
+    """When its last answer had been sent, or when it was made."""
+    _timer: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------ how many
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if len(self.connections) > self.patience.connections and not self._make_room():
+            self._refuse(503, "too many connections are open; come again later", "Retry-After: 1\r\n")
+            return
+        # One on which nothing is ever said ends like one on which nothing more is said.
+        self.quiet_since_ns = time.monotonic_ns()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has rested longest."""
+        resting = [
+            each for each in self.connections if isinstance(each, _Connection) and each is not self and each.rests()
+        ]
+        if not resting:
+            return False
+        min(resting, key=lambda each: each.quiet_since_ns).timeout_keep_alive_handler()
+        return True
+
+    def rests(self) -> bool:
+        return self.timeout_keep_alive_task is not None and not self.transport.is_closing()
+
+    def on_response_complete(self) -> None:
+        self.quiet_since_ns = time.monotonic_ns()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        self.resume_writing()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    # ------------------------------------------------------------------ what comes in
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data) if self._stage != "body" else 0
+        if self._head_bytes > HEAD_LIMIT_BYTES:
+            self._refuse(400, "the request line and the headers are too long")
+            return
+        super().data_received(data)
+        if self._timed != self._since:
+            self._cancel()
+            self._timed = self._since
+            if self._stage != "rest":
+                self._wait()
+
+    def on_message_begin(self) -> None:
+        self._enter("head")
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._enter("body")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._enter("rest")
+        super().on_message_complete()
+
+    def _enter(self, stage: str) -> None:
+        self._stage, self._head_bytes = stage, 0
+        self._since += 1
+
+    def _wait(self) -> None:
+        limit_s = self.patience.head_s if self._stage == "head" else self.patience.body_s
+        self._timer = self.loop.call_later(limit_s, self._give_up, limit_s)
+
+    def _give_up(self, limit_s: float) -> None:
+        earlier = self._stage == "head" and self.cycle is not None and not self.cycle.response_complete
+        if self.flow.read_paused or earlier:  # it is we who do not read, or another answer is in the way
+            self._wait()
+        elif self._stage == "body" and self.cycle.response_started:  # its answer is under way, or long there
+            self.transport.close()
+        else:
+            part = "head" if self._stage == "head" else "body"
+            self._refuse(408, f"the request's {part} took longer than {limit_s:g} s to arrive")
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ------------------------------------------------------------------ what goes out
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.patience.body_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered in the form of every other error."""
+        self._refuse(400, msg)
+
+    def _refuse(self, status: int, text: str, headers: str = "") -> None:
+        """Answer without the application, which sees a client that has gone, and close."""
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode({"error": text})
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
