@@ -25,6 +25,7 @@ from dormouse.config import GRPC_PORT, NO_GRPC, Config
 from dormouse.core.types import Bytes
 from dormouse.errors import ConfigurationFault
 from dormouse.gateway.app import create_app
+from dormouse.gateway.with_tasks import WithTasks
 from dormouse.submit import Submit
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
     """
     with bind(config.host, config.port) as listener:
         grpc = _bind_grpc(config, listener)
-        async with _signalled() as (stop, hurry), open_node(config) as node:
+        async with _signalled() as (stop, hurry), open_node(config) as bare:
+            node = WithTasks(bare, config.image_pixels)
             app = create_app(node, body_limit_bytes=config.body_limit_bytes)
             address = None if grpc is None else grpc.address
             async with contextlib.AsyncExitStack() as doors:

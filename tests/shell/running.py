@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dormouse.gateway.app import create_app
 from dormouse.gateway.grpc_server import GrpcServer
+from dormouse.gateway.with_tasks import WithTasks
 from dormouse.serving import GRACE_S, bind, run, serve_app
 from tests.shell.in_memory import InMemory, furnished
 
@@ -46,9 +47,10 @@ def running() -> Iterator[RunningServer]:
         def tell(url: str) -> None:
             started.set_result(RunningServer(url, grpc.address, node, loop, stop))
 
-        app = create_app(node, body_limit_bytes=BODY_LIMIT_BYTES)
+        served = WithTasks(node)
+        app = create_app(served, body_limit_bytes=BODY_LIMIT_BYTES)
         with bind("127.0.0.1", 0) as listener:
-            async with grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S):
+            async with grpc.serving(served, stop=stop, hurry=hurry, grace_s=GRACE_S):
                 await serve_app(app, listener, on_ready=tell, stop=stop, hurry=hurry)
 
     thread = threading.Thread(target=run, args=(serve(),))

@@ -48,6 +48,9 @@ def serve_command(
     body_limit_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Largest request body. [default: 64MiB]")
     ] = None,
+    image_pixels: Annotated[
+        int | None, typer.Option(help="Pixels of the largest picture that is decoded. [default: 32000000]")
+    ] = None,
     queue_length: Annotated[int | None, typer.Option(help="Requests waiting in all. [default: 10000]")] = None,
     allow_code: Annotated[
         list[Path] | None, typer.Option(help="Directory from which functions may import code; repeatable.")

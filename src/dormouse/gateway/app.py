@@ -1,4 +1,4 @@
-"""The HTTP application: both doors, one form of error. Thin, and plain ASGI all the way."""
+"""The HTTP application: all doors. Thin, and plain ASGI all the way."""
 
 import re
 
@@ -13,6 +13,7 @@ from dormouse.core.types import Bytes
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.answers import Handler, guarded, json_answer, routing_answer
 from dormouse.gateway.openapi import document
+from dormouse.gateway.v1 import V1
 from dormouse.gateway.v2 import V2
 from dormouse.submit import Submit
 
@@ -22,7 +23,8 @@ _INFER = re.compile(r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))
 def create_app(submit: Submit, *, body_limit_bytes: Bytes) -> ASGIApp:
     """The application in front of one node. Bodies over the limit, packed or unpacked, are refused with 413."""
     v2 = V2(submit, body_limit_bytes)
-    table = v2.routes() | Admin(submit, body_limit_bytes).routes() | {"/openapi.json": {"GET": _described}}
+    table = v2.routes() | V1(submit, body_limit_bytes).routes() | Admin(submit, body_limit_bytes).routes()
+    table |= {"/openapi.json": {"GET": _described}}
     app = Starlette(
         routes=[_route(path, methods) for path, methods in table.items()],
         exception_handlers={HTTPException: routing_answer},
