@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from dormouse.errors import RefusedSource
 from dormouse.functions import ImageManifest, Manifest, TaskManifest, task_of
-from dormouse.model.loaded import LoadedModel, one_line
-from dormouse.model.preprocessing import image_input
+from dormouse.model.loaded import LoadedModel
+from dormouse.model.preprocessing import PREPROCESSOR, described, image_input
 from dormouse.store.index import HuggingFaceSkeleton
 from dormouse.tasks.description import TOKENIZER_FILE, ImageInput, Kind, Scoring, Task, TextInput
 from dormouse.tasks.text import digest_of, tokenizer_of
@@ -57,7 +57,7 @@ def kept_of(manifest: Manifest, loaded: LoadedModel, signature: Signature) -> Ke
     kind = next((each for each in ANSWERS if each == named), None)
     if kind is None:
         return Kept()
-    source = Source(asked, directory, _json(directory, "config.json"))
+    source = Source(asked, directory, described(directory, "config.json"))
     output = _output(source, kind, signature)
     text, files = _text(source, signature)
     image = _image(source, signature)
@@ -82,17 +82,6 @@ def _without(source: Source, output: str | None) -> Kept:
     if asked.tokenizer is not None or asked.image is not None:
         raise RefusedSource("task: the model has not one output with a row of numbers; name it with task.output")
     return Kept()
-
-
-def _json(directory: Path | None, name: str) -> dict[str, Any]:
-    """What a description file says, and nothing if it is not there. Raises RefusedSource."""
-    if directory is None or not (directory / name).is_file():
-        return {}
-    try:
-        said = json.loads((directory / name).read_bytes())
-    except (OSError, ValueError) as fault:
-        raise RefusedSource(f"{directory / name} cannot be read: {one_line(fault)}") from None
-    return said if isinstance(said, dict) else {}
 
 
 # ------------------------------------------------------------------ answers
@@ -157,7 +146,7 @@ def _text(source: Source, signature: Signature) -> tuple[TextInput | None, dict[
     except ValueError as fault:
         raise RefusedSource(f"the tokenizer of {source.directory or source.asked.tokenizer}: {fault}") from None
     sentences = _sentences(source.directory)
-    prompts = _json(source.directory, "config_sentence_transformers.json")
+    prompts = described(source.directory, "config_sentence_transformers.json")
     text = TextInput(
         digest=digest_of(definition),
         max_tokens=_max_tokens(source, sentences),
@@ -209,11 +198,11 @@ def _read(file: Path) -> bytes:
 def _sentences(directory: Path | None) -> dict[str, Any]:
     """How a sentence-transformers model takes its texts."""
     found = [] if directory is None else sorted(directory.glob("sentence_*_config.json"))
-    return _json(directory, found[0].name) if found else {}
+    return described(directory, found[0].name) if found else {}
 
 
 def _max_tokens(source: Source, sentences: dict[str, Any]) -> int:
-    tokenizer = _json(source.directory, "tokenizer_config.json")
+    tokenizer = described(source.directory, "tokenizer_config.json")
     positions = source.config.get("max_position_embeddings")
     if isinstance(positions, int) and source.config.get("model_type") in OFFSET_POSITIONS:
         positions -= int(source.config.get("pad_token_id") or 0) + 1
@@ -248,7 +237,7 @@ def _image(source: Source, signature: Signature) -> ImageInput | None:
         return None
     if asked is not None:
         return _declared(spec, asked)
-    found = image_input(spec.name, _json(source.directory, "preprocessor_config.json"))
+    found = image_input(spec.name, described(source.directory, PREPROCESSOR))
     return found if found is not None and _fits(spec, found) else None
 
 

@@ -1,12 +1,27 @@
-"""Reads ``preprocessor_config.json``: how transformers' image processors make an input of a picture."""
+"""Reads descriptions beside a model, and of them ``preprocessor_config.json``: how a picture becomes an input."""
 
+import json
+from pathlib import Path
 from typing import Any, get_args
 
+from dormouse.errors import RefusedSource
 from dormouse.tasks.description import ImageInput, Resampling
 
+PREPROCESSOR = "preprocessor_config.json"
 RESAMPLINGS: tuple[Resampling, ...] = get_args(Resampling)
 """By Pillow's numbers, which the files have."""
 COLOURS = 3
+
+
+def described(directory: Path | None, name: str) -> dict[str, Any]:
+    """What a description file says, and nothing if it is not there. Raises RefusedSource."""
+    if directory is None or not (directory / name).is_file():
+        return {}
+    try:
+        said = json.loads((directory / name).read_bytes())
+    except (OSError, ValueError) as fault:
+        raise RefusedSource(f"{directory / name} cannot be read: {fault}") from None
+    return said if isinstance(said, dict) else {}
 
 
 def image_input(name: str, said: dict[str, Any]) -> ImageInput | None:

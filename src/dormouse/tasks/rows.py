@@ -17,7 +17,7 @@ from dormouse.tensors import Signature, Tensor, TensorSpec
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 MOST_ROWS = 32
-MOST_TOKENS = 8192
+MOST_TOKENS = 1024
 """Of one request, filling included."""
 MOST_PICTURES = 8
 DTYPES: dict[str, np.dtype[Any]] = {"INT32": np.dtype("<i4"), "INT64": np.dtype("<i8")}
