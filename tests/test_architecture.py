@@ -42,7 +42,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tasks",
     },
     "journal": {"core", "errors"},
-    "sim": {"core", "errors", "journal"},
+    "workload": {"core"},
+    "traces": {"errors", "workload"},
+    "load": {"core", "errors", "traces", "workload"},
+    "sim": {"core", "errors", "journal", "traces", "workload"},
     "demo": {"core", "errors", "tensors", "functions", "config"},
     "serving": {"core", "errors", "submit", "config", "control", "gateway"},
     "cli": {
@@ -55,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serving",
         "demo",
         "journal",
+        "load",
         "sim",
     },
     "__init__": set(),
@@ -92,7 +96,10 @@ TORCH_FREE = {
     "serving",
     "cli",
     "journal",
+    "load",
     "sim",
+    "traces",
+    "workload",
 }
 
 

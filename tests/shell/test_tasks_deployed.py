@@ -154,7 +154,9 @@ def test_a_real_classifier_sees_what_it_sees_without_us(node: RealNode) -> None:
     resized = image.resize((int(224 * 300 / 260), 224), Image.Resampling.BICUBIC)
     left = (resized.width - 224) // 2
     pixels = np.asarray(resized.crop((left, 0, left + 224, 224)), np.float32) / 255
-    given = torch.from_numpy(((pixels - np.float32(MEAN)) / np.float32(DEVIATION)).transpose(2, 0, 1)[None])
+    given = torch.from_numpy(
+        ((pixels - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)).transpose(2, 0, 1)[None]
+    )
     with torch.inference_mode():
         scores = lite(0, 0)[0](given).softmax(-1)[0]
     best = scores.topk(3)

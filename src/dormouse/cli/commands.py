@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from dormouse import __version__
 from dormouse.cli.calibrate import calibrate_command
 from dormouse.cli.client import DEFAULT_SERVER, Server
+from dormouse.cli.load import load
 from dormouse.cli.manifests import Changes, manifest_of
 from dormouse.cli.simulate import replay, simulate
 from dormouse.cli.start import serve_command
@@ -53,6 +54,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve_command)
 app.command("calibrate")(calibrate_command)
+app.command()(load)
 app.command()(simulate)
 app.command()(replay)
 
@@ -124,14 +126,6 @@ def remove(name: Name, server: ServerOption = DEFAULT_SERVER) -> None:
     with Server(server) as remote:
         remote.remove(name)
     typer.echo(f"removed {name}")
-
-
-@app.command()
-def load(name: Name, server: ServerOption = DEFAULT_SERVER) -> None:
-    """Take a function into host memory."""
-    with Server(server) as remote:
-        remote.load(name)
-    typer.echo(f"loaded {name}")
 
 
 @app.command()

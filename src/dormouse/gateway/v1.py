@@ -70,7 +70,8 @@ class V1:
             vectors = shortened(task, _floats(chunk, task.output), asked.dimensions)
         except InvalidRequest as fault:
             raise WrongField("dimensions", fault.message) from None
-        return json_answer(openai_form.embeddings_answer(asked.model, vectors, _tokens(chunk), asked.encoding_format))
+        answer = openai_form.embeddings_answer(asked.model, vectors, _tokens(chunk), asked.encoding_format)
+        return json_answer(answer, headers=_told(chunk))
 
     async def _classify(self, request: Request) -> Response:
         body = await content.read_body(request, self._body_limit_bytes)
@@ -88,7 +89,8 @@ class V1:
             raise WrongField("input", "send either input (texts) or image (pictures)")
         counted = () if asked.input is None else (TOKEN_COUNT,)
         chunk = await self._answered(request, asked.model, carrier, (LABEL, SCORE, *counted), asked.top_k)
-        return json_answer(openai_form.classify_answer(asked.model, chunk, _tokens(chunk) if counted else None))
+        answer = openai_form.classify_answer(asked.model, chunk, _tokens(chunk) if counted else None)
+        return json_answer(answer, headers=_told(chunk))
 
     def _task(self, model: str, kind: str, otherwise: str) -> Task:
         task = self._described(model).task
@@ -109,6 +111,11 @@ class V1:
         inference = Inference(model, (carrier,), outputs=outputs, slo_ns=slo_ns, top_k=top_k)
         async with contextlib.aclosing(self._submit.infer(inference)) as chunks:
             return await unless_gone(request.receive, last_of(chunks))
+
+
+def _told(chunk: Chunk) -> dict[str, str]:
+    """How the model was found, where V2 has a parameter for it."""
+    return {"X-Dormouse-Path": str(chunk.path)}
 
 
 def _floats(chunk: Chunk, name: str) -> openai_form.Vectors:
