@@ -7,6 +7,7 @@ wanted. A library would take more of a small machine than the server that is mea
 import asyncio
 import re
 import ssl
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -58,8 +59,8 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ asyncio's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self.open = transport, True
+        # uvloop's are no subclasses of asyncio's.
+        self._transport, self.open = cast("asyncio.Transport", transport), True
 
     def data_received(self, data: bytes) -> None:
         if self._waiting is None:
