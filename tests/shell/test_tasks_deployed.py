@@ -17,6 +17,7 @@ import transformers
 from PIL import Image
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 
+from dormouse.cli.manifests import Changes, manifest_of
 from dormouse.demo.code.classifiers import lite
 from dormouse.demo.images import CODE, DEVIATION, MEAN
 from dormouse.demo.packages import directory_of
@@ -261,6 +262,17 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     asked = TaskManifest("classification", tokenizer=str(tmp_path / "nowhere.json"))
     with pytest.raises(RefusedSource, match=r"nowhere\.json cannot be read: No such file"):
         kept(tmp_path, asked)
+
+
+def test_labels_and_tokenizers_lie_where_the_manifest_does(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("tabby cat\n\nespresso \n")
+    file = tmp_path / "m.toml"
+    file.write_text('name = "a"\nsource = "b:c"\n[task]\nlabels = "names.txt"\ntokenizer = "t.json"\n')
+    wanted = TaskManifest(labels=("tabby cat", "espresso"), tokenizer=str(tmp_path / "t.json"))
+    assert manifest_of(str(file), Changes()).task == wanted
+    (tmp_path / "names.txt").unlink()
+    with pytest.raises(ConfigurationFault, match=r"task.labels = 'names.txt' cannot be read"):
+        manifest_of(str(file), Changes())
 
 
 def test_a_manifest_has_the_task_as_a_word_or_a_table() -> None:
