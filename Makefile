@@ -41,7 +41,7 @@ fuzz: $(VENV)/installed ## 5,000 made-up requests over HTTP and over gRPC each; 
 protocol: $(VENV)/installed ## compile the .proto files
 	cd src/dormouse/gateway && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --descriptor_set_out=protocol.binpb inference.proto health.proto
 
-test-fresh: ## the README's way from clone to an embedding, with an installation of its own
+test-fresh: $(VENV)/installed ## the README's way from clone to an embedding, with an installation of its own
 	$(BIN)/python -m pytest tests/fresh -m fresh
 
 test-gpu: ## the tests that need an NVIDIA GPU, with the python on the PATH

@@ -2,6 +2,9 @@
 
 import asyncio
 import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -376,6 +379,19 @@ def test_the_command_says_what_cannot_be_used(server: RunningServer, options: tu
     assert code == 2
     assert complaint in output
     assert output.count("\n") == 1
+
+
+def test_ctrl_c_prints_what_was_measured_so_far(server: RunningServer) -> None:
+    server.node.arrivals = asyncio.Semaphore(0)
+    command = [sys.executable, "-m", "dormouse.cli", "load", "--url", server.url, "--function", "affine"]
+    options = ["--rate", "50", "--duration", "600"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        asyncio.run(arrived(server, 10))
+        running.send_signal(signal.SIGINT)
+        output, complaints = running.communicate(timeout=60)
+    assert "interrupted: these are the figures up to then" in output
+    assert re.search(r"[1-9]\d* of \d+ requests answered", output)
+    assert complaints == ""
 
 
 def test_a_name_alone_is_admitted_to_host_memory(server: RunningServer) -> None:

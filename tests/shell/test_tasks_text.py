@@ -126,6 +126,13 @@ def test_pictures_go_together_in_powers_of_two() -> None:
     assert np.frombuffer(parts[2].inputs[0].data, "<f2").tolist() == [10] * 12
 
 
+def test_large_pictures_go_alone() -> None:
+    spec = TensorSpec("x", "FP32", (-1, 3, 1024, 1024))
+    large = [np.zeros((3, 1024, 1024), np.float32)] * 2
+    parts = list(rows.of_pictures(ImageInput("x", 1024, 1024), Signature((spec,), ()), large))
+    assert [part.places for part in parts] == [(0,), (1,)]
+
+
 def test_answers_without_rows_are_refused() -> None:
     part = rows.Part((0, 1), ())
     with pytest.raises(InvalidRequest, match=r"output 'y' has the shape \[1, 1\], no row for every input"):

@@ -5,6 +5,7 @@ that takes long, and go on as a few requests of alike rows. Requests without the
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from dormouse.core.types import Ns
+from dormouse.core.types import Bytes, Ns
 from dormouse.core.types import Path as Way
 from dormouse.errors import DormouseError, InvalidRequest, Unavailable
 from dormouse.functions import Manifest
@@ -41,6 +42,8 @@ from dormouse.tasks.text import Tokenizers, token_ids, within
 from dormouse.tensors import Signature, Tensor
 
 MOST_PIXELS = 32_000_000
+MOST_PICTURES_BYTES: Bytes = 256 * 1024 * 1024
+"""Of one request, as tensors."""
 PARTS_AT_ONCE = 4
 """Of one request: more would only fill its function's queue."""
 USUAL_LABELS = 5
@@ -64,6 +67,8 @@ class WithTasks:
         self._inner = inner
         self._most_pixels = most_pixels
         self._tokenizers = Tokenizers()
+        # A decoder may take some hundred megabytes for a moment.
+        self._decoding = asyncio.Semaphore(max(2, (os.cpu_count() or 1) // 2))
         self._widened: dict[str, tuple[Signature, Signature]] = {}
 
     # ------------------------------------------------------------------ as it is
@@ -149,7 +154,10 @@ class WithTasks:
             raise InvalidRequest(f"input {carrier.name!r} has {len(items)} elements, expected 1 to {most}")
         if carrier.name == IMAGE:
             assert task.image is not None, "the signature has no pictures"
-            pictures = [await asyncio.to_thread(self._picture, task, item) for item in items]
+            if len(items) * rows.bytes_of(task.image) > MOST_PICTURES_BYTES:
+                fitting = MOST_PICTURES_BYTES // rows.bytes_of(task.image)
+                raise InvalidRequest(f"input {IMAGE!r} has {len(items)} pictures, of this size {fitting} are the most")
+            pictures = [await self._decoded(task, item) for item in items]
             return Asked(len(items), list(rows.of_pictures(task.image, described.signature, pictures)), [])
         assert task.text is not None, "the signature has no texts"
         if carrier.name == TOKENS:
@@ -173,6 +181,10 @@ class WithTasks:
         if size < LONG_CHARACTERS:
             return token_ids(text, tokenizer, texts)
         return await asyncio.to_thread(token_ids, text, tokenizer, texts)
+
+    async def _decoded(self, task: Task, item: memoryview) -> Pixels:
+        async with self._decoding:
+            return await asyncio.to_thread(self._picture, task, item)
 
     def _picture(self, task: Task, item: memoryview) -> Pixels:
         assert task.image is not None, "the signature has no pictures"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from dormouse.core.types import Bytes
 from dormouse.errors import InvalidRequest
 from dormouse.tasks.description import ImageInput, TextInput
 from dormouse.tasks.images import Pixels
@@ -20,6 +21,8 @@ MOST_ROWS = 32
 MOST_TOKENS = 1024
 """Of one request, filling included."""
 MOST_PICTURES = 8
+MOST_PART_BYTES: Bytes = 16 * 1024 * 1024
+"""Of the pictures of one request; a larger one goes alone."""
 DTYPES: dict[str, np.dtype[Any]] = {"INT32": np.dtype("<i4"), "INT64": np.dtype("<i8")}
 FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP16": np.dtype("<f2")}
 
@@ -49,9 +52,15 @@ def of_tokens(text: TextInput, signature: Signature, rows: Sequence[Sequence[int
 def of_pictures(image: ImageInput, signature: Signature, pictures: Sequence[Pixels]) -> Iterator[Part]:
     """Requests for pictures."""
     (spec,) = (spec for spec in signature.inputs if spec.name == image.name)
-    for some in in_powers(range(len(pictures)), MOST_PICTURES if spec.shape[0] == -1 else spec.shape[0]):
+    most = max(1, min(MOST_PICTURES, MOST_PART_BYTES // bytes_of(image)))
+    for some in in_powers(range(len(pictures)), most if spec.shape[0] == -1 else spec.shape[0]):
         stacked = np.stack([pictures[place] for place in some]).astype(FLOATS[spec.datatype])
         yield Part(some, (_tensor(spec, stacked),))
+
+
+def bytes_of(image: ImageInput) -> Bytes:
+    """What one picture takes as a tensor."""
+    return 3 * 4 * image.height * image.width
 
 
 def in_powers(places: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
