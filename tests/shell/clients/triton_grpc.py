@@ -234,14 +234,11 @@ def test_aio_streams(server: RunningServer) -> None:
 # ------------------------------------------------------------------ texts
 
 
-def test_texts_go_in_and_labels_come_out(server: RunningServer) -> None:
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        texts = tritonclient.grpc.InferInput("text", [1], "BYTES")
-        texts.set_data_from_numpy(np.array([b"nuts nuts"], object))
-        wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in ("label", "score")]
-        answer = client.infer("reader", [texts], outputs=wanted)
-        assert answer.as_numpy("label")[0, 0] == b"food"
-        assert answer.as_numpy("score").shape == (1, 3)
+def test_texts_go_in_and_labels_come_out(client: Any) -> None:
+    wanted = [triton.InferRequestedOutput(name) for name in ("label", "score")]
+    answer = client.infer("reader", [tensor(np.array([b"nuts nuts"], object), "BYTES", "text")], outputs=wanted)
+    assert answer.as_numpy("label")[0, 0] == b"food"
+    assert answer.as_numpy("score").shape == (1, 3)
 
 
 # ------------------------------------------------------------------ the protocol itself
