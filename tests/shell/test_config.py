@@ -74,6 +74,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "request_slab_bytes": "9MiB",
             "reply_slab_bytes": "8MiB",
             "body_limit_bytes": "7MiB",
+            "image_pixels": 1000,
             "queue_length": 6,
             "allow_code": (code,),
             "threads": 5,
