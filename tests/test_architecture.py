@@ -12,18 +12,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "errors": {"core"},
     "tensors": set(),
-    "functions": {"core", "errors"},
-    "submit": {"core", "functions", "tensors"},
+    "tasks": {"core", "errors", "tensors"},
+    "functions": {"core", "errors", "tasks"},
+    "submit": {"core", "functions", "tasks", "tensors"},
     "wire": {"core"},
     "slab": {"core", "errors", "tensors"},
     "config": {"core", "errors"},
     "device": {"core", "errors"},
     "calibration": {"core", "errors", "device"},
-    "store": {"core", "errors", "tensors", "wire"},
-    "model": {"core", "errors", "tensors", "functions", "store"},
+    "store": {"core", "errors", "tasks", "tensors", "wire"},
+    "model": {"core", "errors", "tasks", "tensors", "functions", "store"},
     "executor": {"core", "errors", "tensors", "device", "store", "model", "wire", "slab"},
     "tenants": {"core", "errors", "functions", "submit"},
-    "gateway": {"core", "errors", "tensors", "functions", "submit", "tenants"},
+    "gateway": {"core", "errors", "tasks", "tensors", "functions", "submit", "tenants"},
     "control": {
         "core",
         "errors",
@@ -39,11 +40,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "model",
         "executor",
         "journal",
+        "tasks",
     },
     "journal": {"core", "errors"},
     "tls": {"errors"},
     "connections": {"core"},
-    "sim": {"core", "errors", "journal"},
+    "workload": {"core"},
+    "traces": {"errors", "workload"},
+    "load": {"core", "errors", "tls", "traces", "workload"},
+    "sim": {"core", "errors", "journal", "traces", "workload"},
     "demo": {"core", "errors", "tensors", "functions", "config"},
     "serving": {"core", "errors", "submit", "config", "control", "gateway", "tenants", "tls", "connections"},
     "cli": {
@@ -55,8 +60,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "device",
         "serving",
         "tenants",
+        "tls",
         "demo",
         "journal",
+        "load",
         "sim",
     },
     "__init__": set(),
@@ -79,6 +86,7 @@ CORE_OUTSIDE = {
 TORCH_FREE = {
     "core",
     "errors",
+    "tasks",
     "tensors",
     "functions",
     "submit",
@@ -96,7 +104,10 @@ TORCH_FREE = {
     "serving",
     "cli",
     "journal",
+    "load",
     "sim",
+    "traces",
+    "workload",
 }
 
 
@@ -189,7 +200,7 @@ def test_only_models_executors_and_the_demo_know_torch() -> None:
             assert not names & {"torch", "transformers"}, f"{module} imports torch"
 
 
-PURE_IN_GATEWAY = {"kserve", "bodies", "encoding", "grpc_form", "reports", "openapi"}
+PURE_IN_GATEWAY = {"kserve", "bodies", "encoding", "grpc_form", "reports", "openapi", "openai_form"}
 """What reads and writes V2, and its rules."""
 
 

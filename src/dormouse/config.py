@@ -64,6 +64,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """How long its body may; and how long a client may take nothing of its answer."""
     connections: int = 4_000
     """Open at once, over HTTP and over gRPC each."""
+    image_pixels: int = 32_000_000
+    """Pictures with more are refused before they are decoded."""
     queue_length: int = 10_000
     allow_code: tuple[Path, ...] = ()
     threads: int = 0
@@ -138,7 +140,7 @@ def checked(config: Config) -> Config:
     """The settings themselves, if they make sense together. Raises ConfigurationFault naming key and value."""
     smallest = {"device_bytes": MIB, "chunk_bytes": PAGE_BYTES, "group_bytes": PAGE_BYTES, "host_bytes": MIB}
     smallest |= {"request_slab_bytes": KIB, "reply_slab_bytes": KIB, "body_limit_bytes": KIB, "link_bytes_per_s": 1}
-    smallest |= {"queue_length": 1, "threads": 0, "port": 0, "connections": 1}
+    smallest |= {"queue_length": 1, "threads": 0, "port": 0, "connections": 1, "image_pixels": 1}
     for key, least in smallest.items():
         value = getattr(config, key)
         _require(value is None or value >= least, key, value, f"at least {least}")

@@ -80,6 +80,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "head_timeout_s": 3.0,
             "body_timeout_s": 4.0,
             "connections": 5,
+            "image_pixels": 1000,
             "queue_length": 6,
             "allow_code": (code,),
             "threads": 5,

@@ -67,6 +67,9 @@ def serve_command(
     connections: Annotated[
         int | None, typer.Option(help="Connections open at once, at each door. [default: 4000]")
     ] = None,
+    image_pixels: Annotated[
+        int | None, typer.Option(help="Pixels of the largest picture that is decoded. [default: 32000000]")
+    ] = None,
     queue_length: Annotated[int | None, typer.Option(help="Requests waiting in all. [default: 10000]")] = None,
     allow_code: Annotated[
         list[Path] | None, typer.Option(help="Directory from which functions may import code; repeatable.")

@@ -195,7 +195,16 @@ class Node:
         deployed = self._find(name, version)
         manifest, versions = deployed.manifest, (str(deployed.revision),)
         return Description(
-            name, versions, deployed.platform, deployed.signature, manifest.batch, manifest.slo, manifest.limits
+            name,
+            versions,
+            deployed.platform,
+            deployed.signature,
+            manifest.batch,
+            manifest.slo,
+            manifest.limits,
+            task=deployed.task,
+            directory="" if deployed.task is None else str(self._directory_of(_id(deployed))),
+            deployed_s=deployed.deployed_s,
         )
 
     def function_ready(self, name: str, version: str | None = None) -> bool:
@@ -387,4 +396,6 @@ def _deployed(manifest: Manifest, revision: int, imported: Imported, *, durable:
         signature=imported.signature,
         platform=imported.platform,
         durable=durable,
+        task=imported.task,
+        deployed_s=int(time.time()),
     )

@@ -15,6 +15,7 @@ from dormouse.gateway.access import OPEN_PATHS, Table, Views, key_headers
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.answers import error_answer, guarded, json_answer, routing_answer
 from dormouse.gateway.openapi import document
+from dormouse.gateway.v1 import V1
 from dormouse.gateway.v2 import V2
 from dormouse.submit import Submit
 from dormouse.tenants.callers import STRANGER
@@ -33,7 +34,8 @@ def create_app(submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = N
     a gate everybody may do everything."""
 
     def handlers(seen: Submit) -> Table:
-        table = V2(seen, body_limit_bytes).routes() | Admin(seen, body_limit_bytes).routes()
+        doors = (V2(seen, body_limit_bytes), V1(seen, body_limit_bytes), Admin(seen, body_limit_bytes))
+        table = {path: methods for door in doors for path, methods in door.routes().items()}
         table["/openapi.json"] = {"GET": _described}
         return {path: {name: guarded(each) for name, each in methods.items()} for path, methods in table.items()}
 
@@ -66,7 +68,7 @@ def _past_the_gate(gate: Gate, views: Views, inside: ASGIApp) -> ASGIApp:
             caller = gate.caller_of(key_headers(scope))
             gate.enter(caller)
         except DormouseError as fault:
-            await error_answer(fault)(scope, receive, send)
+            await error_answer(fault, scope["path"])(scope, receive, send)
             return
         try:
             scope[_TABLE] = views.of(caller)

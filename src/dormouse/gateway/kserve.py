@@ -86,6 +86,7 @@ def inference_of(asked: Asked, described: Description, version: str | None, at_m
         priority=_priority(asked.parameters),
         timeout_ns=min((each for each in (timeout_ns, at_most_ns) if each is not None), default=None),
         slo_ns=_duration({"slo_ms": asked.slo_ms, **asked.parameters}, "slo_ms", 1_000_000),
+        top_k=None if asked.parameters.get("top_k") is None else top_k(asked.parameters["top_k"]),
     )
 
 
@@ -99,6 +100,11 @@ def promised(headers: Mapping[str, str]) -> float | None:
             except ValueError:
                 raise InvalidRequest(f"header {name} is {shown(value)}, expected a number of milliseconds") from None
     return None
+
+
+def promised_ns(headers: Mapping[str, str]) -> Ns | None:
+    """The same in nanoseconds."""
+    return _duration({"slo_ms": promised(headers)}, "slo_ms", 1_000_000)
 
 
 def check_load(parameters: Iterable[str]) -> None:
@@ -191,6 +197,13 @@ def _priority(parameters: Mapping[str, object]) -> int:
     if priority > LARGEST_PRIORITY:
         raise InvalidRequest(f"parameter: priority is {priority}, expected at most {LARGEST_PRIORITY}")
     return priority or DEFAULT_PRIORITY
+
+
+def top_k(value: object) -> int:
+    """So many labels are wanted."""
+    if (wanted := natural("parameter", "top_k", value)) < 1:
+        raise InvalidRequest("parameter: top_k is 0, expected at least 1")
+    return min(wanted, LARGEST_PRIORITY)
 
 
 def _duration(parameters: Mapping[str, object], name: str, unit_ns: Ns) -> Ns | None:

@@ -4,6 +4,7 @@ Only classes of the installed transformers package, only safetensors, only local
 never run, and no weight is ever left random in silence.
 """
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from dormouse.errors import DormouseError, RefusedSource
 from dormouse.model.examples import from_configuration
 from dormouse.model.loaded import LoadedModel, Trial, one_line, prepared
+from dormouse.model.preprocessing import PREPROCESSOR, described, image_input
 from dormouse.model.tasks import description_files, resolved, wrapped
 from dormouse.store.index import HuggingFaceSkeleton
 
@@ -41,7 +43,9 @@ def load(directory: Path, task: str, dtype: str | None, trial: Trial | None) -> 
     trials = (
         (trial,)
         if trial
-        else from_configuration(module.model.config, module.model.forward, module.model.main_input_name)
+        else from_configuration(
+            _sized(module.model.config, directory), module.model.forward, module.model.main_input_name
+        )
     )
     return LoadedModel(
         module=module,
@@ -53,6 +57,16 @@ def load(directory: Path, task: str, dtype: str | None, trial: Trial | None) -> 
         dtype=dtype,
         optional=frozenset({"attention_mask", "token_type_ids"}),
     )
+
+
+def _sized(config: Any, directory: Path) -> Any:
+    """A configuration that says how large pictures are, be it only its image processor's that does."""
+    image = image_input("", described(directory, PREPROCESSOR))
+    if image is None or hasattr(config, "image_size"):
+        return config
+    config = copy.deepcopy(config)
+    config.image_size = (image.height, image.width)
+    return config
 
 
 def rebuild(directory: Path, skeleton: HuggingFaceSkeleton, dtype: str | None) -> nn.Module:
