@@ -23,8 +23,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"core", "errors", "tensors", "functions", "store"},
     "executor": {"core", "errors", "tensors", "device", "store", "model", "wire", "slab"},
     "gateway": {"core", "errors", "tensors", "functions", "submit"},
+    "billing": {"core", "errors"},
     "control": {
         "core",
+        "billing",
         "errors",
         "tensors",
         "functions",
@@ -45,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"core", "errors", "submit", "config", "control", "gateway"},
     "cli": {
         "core",
+        "billing",
         "errors",
         "functions",
         "config",
@@ -85,6 +88,7 @@ TORCH_FREE = {
     "device",
     "store",
     "gateway",
+    "billing",
     "control",
     "serving",
     "cli",

@@ -24,7 +24,7 @@ SETTINGS_FILE = "settings.json"
 GRPC_PORT = 8001
 NO_GRPC = -1
 """In place of a port."""
-FOR_ONE_START = ("state_dir", "faults", "poison")
+FOR_ONE_START = ("state_dir", "faults", "poison", "tariff")
 """Not kept: where they are kept, and what only tests and debugging want."""
 
 
@@ -65,6 +65,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     links too."""
     calibrate: Literal["auto", "off"] = "auto"
     """Go by what was measured of this machine's links; ``off``: by what is assumed."""
+    ledger: Literal["on", "off"] = "on"
+    """Record every request and what memory is taken, for bills; nothing is answered that is not recorded."""
+    ledger_sync: Literal["process", "power"] = "process"
+    """What an entry survives before its answer goes out: the end of the process, or a loss of power too."""
+    tariff: Path | None = None
+    """Prices that hold from this start on, in TOML. None: those that were set last."""
     journal: Path | None = None
     """Record events and commands here, for replay."""
     poison: bool = False
@@ -174,6 +180,7 @@ def _converted(values: Mapping[str, object]) -> Config:
         config,
         allow_code=tuple(directory.absolute() for directory in config.allow_code),
         journal=None if config.journal is None else config.journal.absolute(),
+        tariff=None if config.tariff is None else config.tariff.absolute(),
     )
 
 
@@ -209,8 +216,9 @@ def _from_toml(file: Path) -> dict[str, object]:
     match values.get("allow_code"):
         case [*directories] if all(isinstance(directory, str) for directory in directories):
             values["allow_code"] = [file.parent / str(directory) for directory in directories]
-    if isinstance(values.get("journal"), str):
-        values["journal"] = file.parent / str(values["journal"])
+    for key in ("journal", "tariff"):
+        if isinstance(values.get(key), str):
+            values[key] = file.parent / str(values[key])
     return values
 
 

@@ -86,7 +86,8 @@ _TOLD = _object(
         "dormouse_path": {"enum": [str(path) for path in Path]},
         "dormouse_queued_us": _COUNT,
         "dormouse_device_us": _COUNT,
-    }
+    },
+    {"dormouse_request": {**_TEXT, "description": "What the ledger calls the request."}},
 )
 _INPUT = _object(
     {"name": _NAME, "datatype": _DATATYPE, "shape": _SHAPE},
