@@ -209,9 +209,9 @@ def items(database: Database, question: Question) -> Iterator[Item]:
 
 def _memory(database: Database, question: Question, tariffs: list[Valid]) -> Iterator[tuple[str, Line]]:
     """What functions cost by lying in memory, and what they would have cost if they had been bound to a device."""
-    statement = """SELECT kind, name, revision, owner, pinned, intervals.size_bytes, began_ns,
+    statement = """SELECT kind, name, revision, owner, pinned, intervals.size_bytes, intervals.began_ns,
         COALESCE(ended_ns, lives.last_ns) FROM intervals JOIN functions ON functions.id = function
-        JOIN lives ON lives.number = life WHERE (ended_ns IS NULL OR ended_ns > ?) AND began_ns < ?"""
+        JOIN lives ON lives.number = life WHERE (ended_ns IS NULL OR ended_ns > ?) AND intervals.began_ns < ?"""
     for row in database.connection.execute(statement, (question.since_ns, question.until_ns)):
         kind, name, revision, owner, pinned, size_bytes, began_ns, ended_ns = row
         if question.tenant not in (None, owner) or question.function not in (None, name):
