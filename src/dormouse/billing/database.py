@@ -179,7 +179,11 @@ class Database:
             intervals = connection.execute("DELETE FROM intervals WHERE ended_ns < ?", (before_ns,)).rowcount
             connection.execute("DELETE FROM occurrences WHERE at_ns < ?", (before_ns,))
             connection.execute("UPDATE progress SET pruned_ns = MAX(pruned_ns, ?)", (before_ns,))
-        self.connection.execute("VACUUM")
+        try:
+            self.connection.execute("VACUUM")
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as fault:
+            raise StateNotKept(f"old records are forgotten, but their room was not given back: {fault}") from None
         return requests, intervals
 
     def close(self) -> None:

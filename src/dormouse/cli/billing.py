@@ -1,6 +1,7 @@
 """``dormouse bill``, ``tariff`` and ``ledger``: read and set in a state directory, whether its server runs or not."""
 
 import csv
+import sqlite3
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from dormouse.billing.database import Database
 from dormouse.billing.pricing import shown
 from dormouse.billing.tariffs import history, parse_moment, read_tariff, set_tariff, tariff_lines, time_text
 from dormouse.cli.start import HOME
-from dormouse.errors import ConfigurationFault
+from dormouse.errors import ConfigurationFault, DormouseError
 
 StateDir = Annotated[
     Path, typer.Option("--state-dir", help="Of the server. [default: ~/.dormouse]", show_default=False)
@@ -53,6 +54,8 @@ def _ledger(state_dir: Path, *, must_exist: bool = True) -> Iterator[Database]:
     try:
         database.take_in()
         yield database
+    except sqlite3.Error as fault:
+        raise DormouseError(f"{database.file} cannot be read: {fault}") from None
     finally:
         database.close()
 
