@@ -201,6 +201,7 @@ def items(database: Database, question: Question) -> Iterator[Item]:
         period = {"since": max(question.since_ns, from_ns), "until": min(question.until_ns, to_ns)}
         rows = database.connection.execute(statement, {**parameters, **period, "price": tariff.device_second_nanos})
         for key, *row in rows:
+            row[7] = bool(row[7])  # SQLite has no such type
             yield Item(request_name(*request_of(key)), *row)
 
 
