@@ -121,7 +121,8 @@ def measure(functions: int, turns: int, seconds: int) -> list[Row]:
 def ratio(row: Row, plain: Row, what: str) -> float:
     """The median over turns of what this one had by what the plain one had in the same turn."""
     pairs = zip(getattr(row, what), getattr(plain, what), strict=True)
-    return round(statistics.median(one / other for one, other in pairs), 4)
+    middle: float = statistics.median(one / other for one, other in pairs)
+    return round(middle, 4)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Records into rows, within somebody else's transaction. Knows what each record means, and not where it comes from."""
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,11 +55,12 @@ class Entering:
             Beat: self._beat,
         }
 
-    def enter(self, life: int, records: Iterable[Record]) -> None:
+    def enter(self, life: int, records: Sequence[Record]) -> None:
         """In the order in which they were written."""
+        ways = self._ways
         for record in records:
-            self._ways[type(record)](life, record)
-            self._last[life] = record.at_ns
+            ways[type(record)](life, record)
+        self._last[life] = records[-1].at_ns
 
     def finish(self) -> None:
         """Insert what was kept back."""
