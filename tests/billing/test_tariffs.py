@@ -15,7 +15,7 @@ from dormouse.billing.tariffs import (
     set_tariff,
     tariff_lines,
 )
-from dormouse.errors import ConfigurationFault, Conflict
+from dormouse.errors import ConfigurationFault
 
 NOW_NS = 1_800_000_000_000_000_000
 
@@ -82,7 +82,7 @@ def test_a_tariff_that_changes_nothing_is_not_written_again(tmp_path: Path) -> N
 def test_the_past_is_not_billed_anew(tmp_path: Path) -> None:
     database = Database(tmp_path)
     ensure_default(database, 64)
-    with pytest.raises(Conflict, match="is past, and what is past is billed as it was"):
+    with pytest.raises(ConfigurationFault, match="is past, and what is past is billed as it was"):
         set_tariff(database, parse_tariff("idle_percent = 5\nvalid_from = 2026-12-01T00:00:00Z", ""), NOW_NS)
     assert len(history(database)) == 1
 

@@ -27,7 +27,7 @@ from dormouse.billing.pricing import (
     shown,
 )
 from dormouse.core.types import Bytes, Ns
-from dormouse.errors import ConfigurationFault, Conflict
+from dormouse.errors import ConfigurationFault
 
 KEYS = ("currency", "device_second", "device_hour", "device_gib", "idle_percent", "pinned_percent", "valid_from")
 _AMOUNT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
@@ -162,7 +162,7 @@ def ensure_default(database: Database, device_bytes: Bytes) -> None:
 def set_tariff(database: Database, written: Written, now_ns: Ns | None = None) -> Valid:
     """Let a tariff hold from now on, or from a moment to come. One that changes nothing is not written down again.
 
-    Raises Conflict for a moment that is past, ConfigurationFault for what cannot follow on the one before.
+    Raises ConfigurationFault for a moment that is past, and for what cannot follow on the one before.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     from_ns = now_ns if written.valid_from_ns is None else written.valid_from_ns
@@ -171,7 +171,7 @@ def set_tariff(database: Database, written: Written, now_ns: Ns | None = None) -
     if before and before[-1].tariff == tariff:
         return before[-1]
     if from_ns < now_ns:
-        raise Conflict(
+        raise ConfigurationFault(
             f"valid_from = {time_text(from_ns)} is past, and what is past is billed as it was; give a later one"
         )
     _add(database, from_ns, now_ns, tariff)

@@ -186,6 +186,7 @@ class Bookkeeper:
         if command.reason is None:
             self._begin_deployed(spec, "deployed")
         else:
+            self.owners.pop(spec.id, None)
             self._records.append(AdmissionRefused(spec.id, self._now, str(command.reason)))
 
     def _begin_deployed(self, spec: FunctionSpec, how: str) -> None:

@@ -211,7 +211,7 @@ def _operation(
 
 def _infer() -> Schema:
     operation = _operation(
-        "Outputs for inputs", "InferAnswer", 400, 404, 413, 500, 503, 504, body="InferRequest", body_needed=True
+        "Outputs for inputs", "InferAnswer", 400, 404, 413, 500, 503, 504, 507, body="InferRequest", body_needed=True
     )
     raw: Schema = {"schema": {"type": "string", "format": "binary"}}
     operation["description"] = (
