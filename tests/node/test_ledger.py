@@ -13,10 +13,18 @@ from msgspec.structs import replace
 
 from dormouse.billing.bills import By, Item, Question, items, make_bill
 from dormouse.billing.database import Database
+from dormouse.billing.records import RequestEnded, Unbilled
+from dormouse.config import MIB
+from dormouse.control.bookkeeping import Bookkeeper
 from dormouse.control.node import Node
-from dormouse.core.messages import EvictionFinished, ExecutionFinished
+from dormouse.control.payloads import Payloads
+from dormouse.core.messages import EvictionFinished, ExecutionFinished, Reply, RequestCancelled
+from dormouse.core.scheduler import Scheduler
+from dormouse.core.types import CommandId, ExecutorId, FunctionId, Settings
+from dormouse.core.types import Path as Way
 from dormouse.errors import ConfigurationFault, DeadlineMissed, ExecutionFault, StateNotKept
 from dormouse.functions import BatchManifest
+from dormouse.submit import Inference
 from tests.node.nodes import Events, Gate, ask, closed_gate, full_disk, inputs, manifest, opened, run, small, tensor
 
 
@@ -235,11 +243,10 @@ def test_a_tariff_file_holds_from_the_start_on(tmp_path: Path) -> None:
         run(work())
 
 
-def test_device_time_that_nobody_waited_for_is_recorded_as_such(tmp_path: Path) -> None:
+def test_a_request_that_its_caller_gives_up_is_recorded_as_such(tmp_path: Path) -> None:
     async def work() -> None:
         gate = Gate(tmp_path)
         async with opened(small(tmp_path / "state")) as node:
-            events = Events(node)
             await node.deploy(manifest("f", "gated", **gate.arguments))
             waiting = asyncio.create_task(ask(node, "f", closed_gate()))
             await gate.wait_until_begun()
@@ -247,9 +254,19 @@ def test_device_time_that_nobody_waited_for_is_recorded_as_such(tmp_path: Path) 
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await gate.open()
-            ran = await events.until(ExecutionFinished)
-        assert [(item.reason, item.nanos) for item in recorded(tmp_path / "state")] == [("cancelled", 0)]
-        statement = "SELECT duration_ns FROM occurrences WHERE what = 'unbilled'"
-        assert rows(tmp_path / "state", statement) == [(ran.device_ns,)]
 
     run(work())
+    assert [(item.reason, item.nanos) for item in recorded(tmp_path / "state")] == [("cancelled", 0)]
+
+
+def test_device_time_that_nobody_waited_for_is_recorded_as_such() -> None:
+    payloads = Payloads(MIB)
+    state = Scheduler(Settings(host_capacity_bytes=MIB)).state
+    books = Bookkeeper(payloads, offset_ns=1_000)
+    first, second = (payloads.accept(FunctionId("f/1"), Inference("f", (inputs(0),)), 0) for _ in range(2))
+    books.records(4, RequestCancelled(second), [], {}, state)
+    ran = ExecutionFinished(ExecutorId("cpu:0"), CommandId(1), first, 100, (second,))
+    entry, unbilled = books.records(5, ran, [Reply(first, True, Way.HOST, 1, 100, 60)], {}, state)
+    assert isinstance(entry, RequestEnded) and (entry.number, entry.device_ns) == (first, 60)
+    assert unbilled == Unbilled(FunctionId("f/1"), "cpu:0", 1_005, 40)
+    payloads.close()
