@@ -24,9 +24,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"core", "errors", "tasks", "tensors", "functions", "store"},
     "executor": {"core", "errors", "tensors", "device", "store", "model", "wire", "slab"},
     "tenants": {"core", "errors", "functions", "submit"},
+    "billing": {"core", "errors"},
     "gateway": {"core", "errors", "tasks", "tensors", "functions", "submit", "tenants"},
     "control": {
         "core",
+        "billing",
         "errors",
         "tensors",
         "functions",
@@ -53,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"core", "errors", "submit", "config", "control", "gateway", "tenants", "tls", "connections"},
     "cli": {
         "core",
+        "billing",
         "errors",
         "functions",
         "config",
@@ -98,6 +101,7 @@ TORCH_FREE = {
     "store",
     "tenants",
     "gateway",
+    "billing",
     "control",
     "tls",
     "connections",
