@@ -20,6 +20,7 @@ from typing import Any
 
 from dormouse.calibration import stored, this_machine
 from dormouse.config import Config
+from dormouse.control.accounts import Accounts
 from dormouse.control.batching import likeness
 from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.controller import Controller
@@ -51,6 +52,7 @@ from dormouse.errors import (
 )
 from dormouse.functions import Manifest, batch_of, checked, function_id, limits_of, name_of, revision_of, slo_of
 from dormouse.journal import JournalWriter
+from dormouse.metrics.books import Books
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics
 
@@ -93,6 +95,7 @@ class Node:
             journal=None if config.journal is None else JournalWriter(config.journal, settings),
         )
         self._state = self._controller.core.state
+        self._accounts = Accounts(self._state)
         self._functions: dict[str, Deployed] = {}
         """The revision that each name stands for."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -116,7 +119,7 @@ class Node:
                 await node._close()
 
     async def _start(self) -> None:
-        faults = await self._executors.start(self._devices, self._store.arena, self._controller.post)
+        faults = await self._executors.start(self._devices, self._store.arena, self._controller.post, self._state)
         if not self._state.executors:
             raise ConfigurationFault("; ".join(faults) or f"device = {self._config.device!r}: no executor started")
         self._forget_leftovers()
@@ -231,6 +234,10 @@ class Node:
         server = {"pid": os.getpid(), "python_blocks": sys.getallocatedblocks()}
         return {**host_row(self._state, self._store), "executors": self._executors.describe(), "server": server}
 
+    def books(self) -> Books:
+        deployed, devices = self._functions.values(), self._executors.books()
+        return self._accounts.books(deployed, devices, self._store, self._controller.now())
+
     # ------------------------------------------------------------------ requests
 
     async def infer(self, inference: Inference) -> AsyncGenerator[Chunk, None]:
@@ -249,6 +256,7 @@ class Node:
                 inference.priority,
                 rows,
                 alike,
+                None if inference.tenant == deployed.manifest.tenant else inference.tenant,
             )
         )
         final = False
@@ -305,6 +313,9 @@ class Node:
             replaced = self._functions.get(manifest.name)
             self._functions[manifest.name] = deployed
             if replaced is not None:
+                self._accounts.leaving(replaced.name, _id(replaced))
+                if replaced.manifest.tenant != manifest.tenant:
+                    self._accounts.passed_on(replaced.name, replaced.manifest.tenant)
                 await self._retire(replaced)
         return str(revision)
 
@@ -321,12 +332,15 @@ class Node:
             deployed = self._find(name)
             # The catalog first: a crash in between leaves an image that nobody knows, never a name without its image.
             self._catalog.remove(name, deployed.revision)
+            self._accounts.leaving(name, _id(deployed))
             await self._retire(deployed)
             del self._functions[name]
+            self._accounts.passed_on(name, deployed.manifest.tenant)
 
     async def _retire(self, deployed: Deployed) -> None:
         """Take a revision that the catalog has forgotten out of service; what it has queued is served first."""
         await self._controller.operate(lambda op: RemovalRequested(op, _id(deployed)))
+        self._accounts.left(_id(deployed))
 
     async def check(self, manifest: Manifest) -> dict[str, Any]:
         checked(manifest, f"'{manifest.name}'")

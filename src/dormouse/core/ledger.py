@@ -4,7 +4,7 @@ Counts and integer histograms only, so a ledger is as exact after a year as afte
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dormouse.core.types import Bytes, Ns, Path, Reason, Slo
 
@@ -116,6 +116,17 @@ class Ledger:
         self.reads += 1
         self.read_bytes += size_bytes
 
+    def merge(self, other: "Ledger") -> None:
+        """Add all that is in another one."""
+        for path, histogram in other.latency.items():
+            self.latency.setdefault(path, Histogram()).merge(histogram)
+        self.loads.update(other.loads)
+        self.refusals.update(other.refusals)
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.last_answer_ns is not None:
+            self.last_answer_ns = max(self.last_answer_ns or 0, other.last_answer_ns)
+
     @property
     def requests(self) -> int:
         """Requests that have ended, cancelled ones left out."""
@@ -128,3 +139,7 @@ class Ledger:
     def mean_device_ns(self) -> Ns:
         answers = sum(histogram.count for histogram in self.latency.values())
         return self.device_ns // answers if answers else 0
+
+
+_COUNTS = tuple(each.name for each in fields(Ledger) if each.default == 0)
+"""What adds up as it is."""

@@ -1,6 +1,7 @@
 """The HTTP application: the gate, both doors, one form of error. Thin, and plain ASGI all the way."""
 
 import re
+from collections import Counter
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,8 +16,10 @@ from dormouse.gateway.access import OPEN_PATHS, Table, Views, key_headers
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.answers import error_answer, guarded, json_answer, routing_answer
 from dormouse.gateway.openapi import document
+from dormouse.gateway.scrape import Scrape
 from dormouse.gateway.v1 import V1
 from dormouse.gateway.v2 import V2
+from dormouse.metrics.exposition import Exposition
 from dormouse.submit import Submit
 from dormouse.tenants.callers import STRANGER
 from dormouse.tenants.gate import Gate, OpenGate
@@ -33,8 +36,15 @@ def create_app(submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = N
     """The application in front of one node. Bodies over the limit, packed or unpacked, are refused with 413. Without
     a gate everybody may do everything."""
 
+    exposition = Exposition(Counter())
+
     def handlers(seen: Submit) -> Table:
-        doors = (V2(seen, body_limit_bytes), V1(seen, body_limit_bytes), Admin(seen, body_limit_bytes))
+        doors = (
+            V2(seen, body_limit_bytes),
+            V1(seen, body_limit_bytes),
+            Admin(seen, body_limit_bytes),
+            Scrape(seen, exposition),
+        )
         table = {path: methods for door in doors for path, methods in door.routes().items()}
         table["/openapi.json"] = {"GET": _described}
         return {path: {name: guarded(each) for name, each in methods.items()} for path, methods in table.items()}
