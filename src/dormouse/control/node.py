@@ -317,6 +317,7 @@ class Node:
                 if replaced.manifest.tenant != manifest.tenant:
                     self._accounts.passed_on(replaced.name, replaced.manifest.tenant)
                 await self._retire(replaced)
+        _LOG.info("deployed '%s' version %d, %d bytes", manifest.name, revision, deployed.image_bytes)
         return str(revision)
 
     async def _imported(self, manifest: Manifest, target: Path | None) -> Imported:
@@ -336,6 +337,7 @@ class Node:
             await self._retire(deployed)
             del self._functions[name]
             self._accounts.passed_on(name, deployed.manifest.tenant)
+        _LOG.info("removed '%s'", name)
 
     async def _retire(self, deployed: Deployed) -> None:
         """Take a revision that the catalog has forgotten out of service; what it has queued is served first."""
