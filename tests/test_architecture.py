@@ -1,6 +1,8 @@
 """The house rules that a machine can check: arrows point one way, no import cycles, a pure core."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "executor": {"core", "errors", "tensors", "device", "store", "model", "wire", "slab"},
     "tenants": {"core", "errors", "functions", "metrics", "submit"},
     "gateway": {"core", "errors", "logs", "metrics", "tasks", "tensors", "functions", "submit", "tenants"},
+    "billing": {"core", "errors"},
     "control": {
         "core",
+        "billing",
         "errors",
         "tensors",
         "functions",
@@ -56,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": {"core", "errors", "submit", "config", "control", "gateway", "tenants", "tls", "connections"},
     "cli": {
         "core",
+        "billing",
         "errors",
         "functions",
         "config",
@@ -104,6 +109,7 @@ TORCH_FREE = {
     "gateway",
     "logs",
     "metrics",
+    "billing",
     "control",
     "tls",
     "connections",
@@ -228,3 +234,9 @@ def test_only_the_grpc_door_knows_grpc_and_http_can_do_without_it() -> None:
         assert module.startswith("dormouse.gateway.grpc_") or not names & {"grpc", "google"}, module
     door = imports_of(PACKAGE / "gateway" / "app.py", at_import_time=True)
     assert not any(name.startswith("dormouse.gateway.grpc_") for name in door)
+
+
+def test_an_executor_starts_without_the_library_that_only_some_models_need() -> None:
+    told = "import sys, dormouse.executor.process; print('transformers' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "False"

@@ -24,8 +24,8 @@ SETTINGS_FILE = "settings.json"
 GRPC_PORT = 8001
 NO_GRPC = -1
 """In place of a port."""
-FOR_ONE_START = ("state_dir", "faults", "poison", "auth")
-"""Not kept: where they are kept, what only tests and debugging want, and a door left open."""
+FOR_ONE_START = ("state_dir", "faults", "poison", "auth", "tariff")
+"""Not kept: where they are kept, what only tests and debugging want, a door left open, and what is told once."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +89,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """A line for every request, not only for those that are refused, fail or are slow."""
     log_slow_ms: float = 1_000.0
     """From here on a request is slow."""
+    ledger: Literal["on", "off"] = "on"
+    """Record every request and what memory is taken, for bills; nothing is answered that is not recorded."""
+    ledger_sync: Literal["process", "power"] = "process"
+    """What an entry survives before its answer goes out: the end of the process, or a loss of power too."""
+    tariff: Path | None = None
+    """Prices that hold from this start on, in TOML. None: those that were set last."""
     journal: Path | None = None
     """Record events and commands here, for replay."""
     poison: bool = False
@@ -102,7 +108,7 @@ SIZES = frozenset(name for name in Config.__struct_fields__ if "_bytes" in name)
 MOST_THREADS = 1024
 MOST_CONNECTIONS = 10**6
 LONGEST_TIMEOUT_S = 86_400.0
-FILES = ("journal", "tenants", "tls_cert", "tls_key")
+FILES = ("journal", "tariff", "tenants", "tls_cert", "tls_key")
 OPTIONAL = frozenset(
     name for name, hint in get_type_hints(Config).items() if type(None) in getattr(hint, "__args__", ())
 )

@@ -41,6 +41,8 @@ class Chunk(Struct, frozen=True):
     path: Path
     queued_ns: Ns
     device_ns: Ns
+    request: str = ""
+    """What the ledger calls the request. Empty: there is none."""
 
 
 class Description(Struct, frozen=True):

@@ -89,6 +89,8 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "routes": "peer",
             "calibrate": "off",
             "images": "dram",
+            "ledger": "off",
+            "ledger_sync": "power",
             "journal": tmp_path / "journal",
             "log_format": "json",
             "log_level": "debug",
@@ -99,7 +101,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
     save(first)
     assert configure(tmp_path / "state", {}) == first
     changed = set(msgspec.structs.asdict(first).items()) - set(msgspec.structs.asdict(Config(Path("s"))).items())
-    assert {key for key, _ in changed} == set(Config.__struct_fields__) - {"faults", "poison", "auth"}
+    assert {key for key, _ in changed} == set(Config.__struct_fields__) - {"faults", "poison", "auth", "tariff"}
 
 
 def test_a_start_without_flags_repeats_a_start_with_them_and_reset_forgets(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from dormouse import __version__
+from dormouse.cli.billing import bill, ledger_app, tariff_app
 from dormouse.cli.calibrate import calibrate_command
 from dormouse.cli.client import DEFAULT_SERVER, Refused, Server
 from dormouse.cli.keys import keys
@@ -66,6 +67,9 @@ app.command("calibrate")(calibrate_command)
 app.command()(load)
 app.command()(simulate)
 app.command()(replay)
+app.command()(bill)
+app.add_typer(tariff_app, name="tariff")
+app.add_typer(ledger_app, name="ledger")
 
 
 def main() -> None:

@@ -104,6 +104,13 @@ def serve_command(
         ),
     ] = None,
     log_slow_ms: Annotated[float | None, typer.Option(help="From here on a request is slow. [default: 1000]")] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="Record what bills are made from: on or off. [default: on]")
+    ] = None,
+    ledger_sync: Annotated[
+        str | None, typer.Option(help="What an entry survives: process (its end) or power. [default: process]")
+    ] = None,
+    tariff: Annotated[str | None, typer.Option(metavar="FILE", help="Prices from now on, in TOML.")] = None,
     journal: Annotated[str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto.")] = None,
     poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
     faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,

@@ -22,6 +22,7 @@ from dormouse.calibration import stored, this_machine
 from dormouse.config import Config
 from dormouse.control.accounts import Accounts
 from dormouse.control.batching import likeness
+from dormouse.control.cashier import Cashier
 from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.controller import Controller
 from dormouse.control.devices import devices_of
@@ -86,6 +87,7 @@ class Node:
             topology=links.topology,
         )
         settings = with_policies(config.policy, plain)
+        self._cashier = None if config.ledger == "off" else _cashier(config, self._payloads)
         self._controller = Controller(
             settings,
             executors=self._executors,
@@ -93,6 +95,7 @@ class Node:
             payloads=self._payloads,
             directory_of=self._directory_of,
             journal=None if config.journal is None else JournalWriter(config.journal, settings),
+            cashier=self._cashier,
         )
         self._state = self._controller.core.state
         self._accounts = Accounts(self._state)
@@ -122,6 +125,8 @@ class Node:
         faults = await self._executors.start(self._devices, self._store.arena, self._controller.post, self._state)
         if not self._state.executors:
             raise ConfigurationFault("; ".join(faults) or f"device = {self._config.device!r}: no executor started")
+        if self._cashier is not None:
+            self._cashier.begin(max(executor.capacity_bytes for executor in self._state.executors.values()))
         self._forget_leftovers()
         for deployed in self._functions.values():
             self._restore(deployed)
@@ -146,7 +151,12 @@ class Node:
     def _restore(self, deployed: Deployed) -> None:
         """The core knows it at once; its image is parked meanwhile, where there is room."""
         spec, available = _spec(deployed), deployed.available
+        self._belongs(deployed)
         self._controller.begin(lambda op: FunctionDeployed(op, spec, restored=True, available=available))
+
+    def _belongs(self, deployed: Deployed) -> None:
+        if self._cashier is not None:
+            self._cashier.belongs(_id(deployed), deployed.manifest.tenant)
 
     async def _close(self) -> None:
         await self._bring_state_home()
@@ -243,9 +253,11 @@ class Node:
     async def infer(self, inference: Inference) -> AsyncGenerator[Chunk, None]:
         deployed = self._find(inference.name, inference.version)
         function = _id(deployed)
-        request = self._payloads.accept(function, inference)
-        answers = self._payloads[request].answers
+        if self._cashier is not None:
+            self._cashier.check()
         now = self._controller.now()
+        request = self._payloads.accept(function, inference, now)
+        answers = self._payloads[request].answers
         rows, alike = likeness(inference) if deployed.manifest.batch.rows > 1 else (1, "")
         self._controller.post(
             RequestArrived(
@@ -268,7 +280,8 @@ class Node:
                     raise answer
                 reply = answer.reply
                 version = str(deployed.revision)
-                yield Chunk(answer.outputs, final, version, reply.path, reply.queued_ns, reply.device_ns)
+                name = "" if self._cashier is None else self._cashier.name_of(request)
+                yield Chunk(answer.outputs, final, version, reply.path, reply.queued_ns, reply.device_ns, name)
         finally:
             if not final:
                 self._cancel(request)
@@ -300,6 +313,7 @@ class Node:
             directory = self._directory_of(function_id(manifest.name, revision))
             imported = await self._imported(manifest, directory)
             deployed = _deployed(manifest, revision, imported, durable=self._durable)
+            self._belongs(deployed)
             try:
                 await self._controller.operate(lambda op: FunctionDeployed(op, _spec(deployed)))
             except BaseException:
@@ -369,6 +383,10 @@ def _measured(config: Config, devices: list[str]) -> Measured | None:
         return None
     machine = this_machine()
     return None if machine is None else stored(config.state_dir, machine)
+
+
+def _cashier(config: Config, payloads: Payloads) -> Cashier:
+    return Cashier.open(config.state_dir, config.ledger_sync, config.tariff, payloads, time.monotonic_ns())
 
 
 @contextlib.contextmanager

@@ -234,11 +234,14 @@ def _names(names: Iterable[str]) -> str:
 
 def reply_parameters(chunk: Chunk) -> dict[str, str | int]:
     """How the answer came about, as parameters of the answer."""
-    return {
+    told: dict[str, str | int] = {
         "dormouse_path": str(chunk.path),
         "dormouse_queued_us": chunk.queued_ns // 1_000,
         "dormouse_device_us": chunk.device_ns // 1_000,
     }
+    if chunk.request:
+        told["dormouse_request"] = chunk.request
+    return told
 
 
 def ordered(inference: Inference, chunk: Chunk) -> list[Tensor]:

@@ -62,7 +62,8 @@ _TOLD = object_of(
         "dormouse_path": {"enum": [str(path) for path in Path]},
         "dormouse_queued_us": COUNT,
         "dormouse_device_us": COUNT,
-    }
+    },
+    {"dormouse_request": {**TEXT, "description": "What the ledger calls the request."}},
 )
 _INPUT = object_of(
     {"name": _NAME, "datatype": _DATATYPE, "shape": _SHAPE},
@@ -167,7 +168,7 @@ def _schemas() -> dict[str, Schema]:
 
 def _infer() -> Schema:
     inferring = operation(
-        "Outputs for inputs", "InferAnswer", 400, 404, 413, 500, 503, 504, body="InferRequest", body_needed=True
+        "Outputs for inputs", "InferAnswer", 400, 404, 413, 500, 503, 504, 507, body="InferRequest", body_needed=True
     )
     raw: Schema = {"schema": {"type": "string", "format": "binary"}}
     inferring["description"] = (

@@ -61,7 +61,7 @@ def v1_schemas() -> dict[str, Schema]:
 
 def v1_paths() -> dict[str, dict[str, Schema]]:
     """By path and method."""
-    asking = (400, 404, 413, 500, 503, 504)
+    asking = (400, 404, 413, 500, 503, 504, 507)
     answers = {
         "/v1/embeddings": _posted("Embeddings of texts", "Embeddings", "EmbeddingsRequest", asking),
         "/v1/classify": _posted("Labels of texts or pictures", "Classified", "ClassifyRequest", asking),

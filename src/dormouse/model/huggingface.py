@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -25,8 +24,6 @@ from dormouse.store.index import HuggingFaceSkeleton
 CONFIG, WEIGHTS, PARTS = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 PLATFORM = "pytorch_huggingface"
-
-transformers.utils.logging.disable_progress_bar()
 
 
 def load(directory: Path, task: str, dtype: str | None, trial: Trial | None) -> LoadedModel:
@@ -115,6 +112,10 @@ def _fetched_kernels(config: Any) -> Iterator[str]:
 
 def class_of(architecture: str, directory: Path) -> Any:
     """The transformers class of that name. Raises RefusedSource if the package has none."""
+    # It takes as long to import as all else of an executor but torch, and who serves no such model does not need it.
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
     try:
         found = getattr(transformers, architecture, None)
     except (ImportError, RuntimeError) as fault:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import transformers
 from msgspec import Struct
 
 from dormouse.errors import RefusedSource
@@ -182,6 +181,8 @@ def _definition(source: Source) -> bytes | None:
     if not any((directory / name).is_file() for name in VOCABULARIES):
         return None
     try:
+        import transformers  # as in huggingface.py
+
         made = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         return str(made.backend_tokenizer.to_str()).encode()
     except Exception:  # of a library of many kinds of tokenizers; without one the model is served with tensors
