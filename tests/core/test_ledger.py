@@ -85,7 +85,7 @@ def test_merged_ledgers_are_one_of_all_that_was_booked() -> None:
     for ledger in (other, both):
         ledger.answered(Path.HOST, 9, 2, in_time=False)
         ledger.answered(Path.RESIDENT, 3, 2, in_time=True)
-        ledger.refused(Reason.TIMEOUT, 4)
+        ledger.refused(Reason.TIMEOUT, 4, "globex")
         ledger.evicted(50)
         ledger.read(11)
         ledger.last_answer_ns = 9
@@ -94,5 +94,6 @@ def test_merged_ledgers_are_one_of_all_that_was_booked() -> None:
     one.merge(other)
     for name in ("in_time", "missed", "loads", "refusals", "evictions", "resident_ns", "device_ns", "read_bytes"):
         assert getattr(one, name) == getattr(both, name), name
+    assert one.guests["globex"] == both.guests["globex"]
     assert (one.refused_ns, one.loaded_bytes, one.last_answer_ns) == (4, 100, 9)
     assert {path: h.buckets for path, h in one.latency.items()} == {p: h.buckets for p, h in both.latency.items()}

@@ -253,7 +253,7 @@ def test_what_a_guest_asks_is_in_the_function_s_account_and_in_one_of_its_own(be
     bench.send(TimerFired(), after_ms=5)
     function = bench.state.functions[FunctionId("a/1")]
     assert (function.ledger.in_time, function.ledger.missed) == (2, 1)
-    guest = function.guests["globex"]
+    guest = function.ledger.guests["globex"]
     assert (guest.in_time, guest.missed, guest.latency[Path.RESIDENT].count) == (1, 1, 1)
     assert guest.refusals == {Reason.TIMEOUT: 1}
 
@@ -264,7 +264,7 @@ def test_a_guest_that_waits_is_refused_on_its_own_account_and_so_is_one_that_com
     bench.ask("a/1", guest="globex", timeout_ms=2)
     bench.ask("a/1", guest="initech")
     bench.send(TimerFired(), after_ms=5)
-    guests = bench.state.functions[FunctionId("a/1")].guests
+    guests = bench.state.functions[FunctionId("a/1")].ledger.guests
     assert {name: dict(each.refusals) for name, each in guests.items()} == {
         "globex": {Reason.TIMEOUT: 1},
         "initech": {Reason.QUEUE_FULL: 1},

@@ -31,10 +31,10 @@ def books() -> Books:
     everybodys.loaded(Path.HOST, 1000)
     everybodys.evicted(7 * MS)
     everybodys.promotions_used = 1
-    guest = ledger(2, in_time=False, took_ms=100)
+    everybodys.guests["globex"] = ledger(2, in_time=False, took_ms=100)
     return Books(
         functions=[
-            FunctionBook("f", "acme", everybodys, {"globex": guest}, queued=3, image_bytes=1000, compliant=False),
+            FunctionBook("f", "acme", everybodys, queued=3, image_bytes=1000, compliant=False),
             FunctionBook("idle", "", Ledger()),
         ],
         gone=[FunctionBook(REMOVED, "acme", ledger(4))],

@@ -4,7 +4,7 @@ A name keeps its counts when it is deployed anew. When it is removed, or becomes
 its owner's, so that the sum over all functions never falls and there are no more series than functions and tenants.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dormouse.control.catalog import Deployed
@@ -21,20 +21,14 @@ class _Past:
     """What revisions have counted that are no more, and those that are about to go."""
 
     ledger: Ledger = field(default_factory=Ledger)
-    guests: dict[str, Ledger] = field(default_factory=dict)
     leaving: dict[FunctionId, Function] = field(default_factory=dict)
 
-    def add(self, ledger: Ledger, guests: Mapping[str, Ledger]) -> None:
-        self.ledger.merge(ledger)
-        for tenant, theirs in guests.items():
-            self.guests.setdefault(tenant, Ledger()).merge(theirs)
-
-    def with_all(self, functions: Iterable[Function]) -> "_Past":
+    def with_all(self, functions: Iterable[Function]) -> Ledger:
         """With those that are leaving, and others, each once."""
-        everything = _Past()
-        everything.add(self.ledger, self.guests)
+        everything = Ledger()
+        everything.merge(self.ledger)
         for function in {**self.leaving, **{f.id: f for f in functions}}.values():
-            everything.add(function.ledger, function.guests)
+            everything.merge(function.ledger)
         return everything
 
 
@@ -57,14 +51,14 @@ class Accounts:
         """That revision is no more."""
         for past in (*self._gone.values(), *filter(None, [self._past.get(name_of(function))])):
             if (known := past.leaving.pop(function, None)) is not None:
-                past.add(known.ledger, known.guests)
+                past.ledger.merge(known.ledger)
 
     def passed_on(self, name: str, owner: str) -> None:
         """The name is nobody's any more, or another's: what it has counted so far was its owner's."""
         past = self._past.pop(name, None)
         if past is not None:
             gone = self._gone.setdefault(owner, _Past())
-            gone.add(past.ledger, past.guests)
+            gone.ledger.merge(past.ledger)
             gone.leaving |= past.leaving
 
     # ------------------------------------------------------------------ books
@@ -94,12 +88,11 @@ class Accounts:
         name = deployed.name
         function = self._state.functions.get(function_id(name, deployed.revision))
         past = self._past.get(name)
-        if past is None:
-            ledger, guests = (Ledger(), {}) if function is None else (function.ledger, function.guests)
+        if past is not None:
+            ledger = past.with_all(() if function is None else (function,))
         else:
-            everything = past.with_all(() if function is None else (function,))
-            ledger, guests = everything.ledger, everything.guests
-        book = FunctionBook(name, deployed.manifest.tenant, ledger, guests, image_bytes=deployed.image_bytes)
+            ledger = Ledger() if function is None else function.ledger
+        book = FunctionBook(name, deployed.manifest.tenant, ledger, image_bytes=deployed.image_bytes)
         if function is not None:
             book.queued = len(function.queue)
             book.compliant = function.ledger.compliant(function.spec.slo)
@@ -107,5 +100,4 @@ class Accounts:
 
     def _books_gone(self) -> Iterator[FunctionBook]:
         for owner, past in self._gone.items():
-            everything = past.with_all(())
-            yield FunctionBook(REMOVED, owner, everything.ledger, everything.guests)
+            yield FunctionBook(REMOVED, owner, past.with_all(()))

@@ -259,8 +259,7 @@ class Request:
     """It was among others when their execution failed: it starts over without them."""
     streamed: bool = False
     """Its execution began before its function was there as a whole."""
-    guest: str | None = None
-    """The tenant that asks, unless it is the function's owner."""
+    guest: str | None = None  # the tenant that asks, unless it is the function's owner
     chunks: int = 0
     """Chunks that the client has; an answer that has begun cannot be begun again."""
 
@@ -325,9 +324,6 @@ class Function:
     departures: list[OperationId] = field(default_factory=list)
     """Operations that wait until its memory is free."""
     ledger: Ledger = field(default_factory=Ledger)
-    """Of all its requests."""
-    guests: dict[str, Ledger] = field(default_factory=dict)
-    """Those among them that are not its owner's, by tenant."""
     lead: Lead = field(default_factory=Lead)
     recent: Recent = field(default_factory=Recent)
     rhythm: Rhythm = field(default_factory=Rhythm)
@@ -364,17 +360,8 @@ class Function:
 
     def refused(self, now: Ns, latency_ns: Ns, reason: Reason, guest: str | None = None) -> None:
         """A request has ended without an answer."""
-        self.ledger.refused(reason, latency_ns)
-        if guest is not None:
-            self.of_guest(guest).refused(reason, latency_ns)
+        self.ledger.refused(reason, latency_ns, guest)
         self.recent.ended(now, latency_ns, in_time=False)
-
-    def of_guest(self, tenant: str) -> Ledger:
-        """The account of a tenant that is not the owner: of its requests only."""
-        ledger = self.guests.get(tenant)
-        if ledger is None:
-            ledger = self.guests[tenant] = Ledger()
-        return ledger
 
     def change_service(self, change: ServiceChange) -> None:
         self.service = step(SERVICE_TRANSITIONS, self.service, change)

@@ -21,8 +21,6 @@ class FunctionBook:
     tenant: str
     ledger: Ledger
     """Of everybody's requests, since the server started."""
-    guests: Mapping[str, Ledger] = field(default_factory=dict)
-    """Of those that are not the owner's, by tenant."""
     queued: int = 0
     image_bytes: Bytes = 0
     compliant: bool = True

@@ -53,7 +53,7 @@ def empty() -> Lines:
 def write(book: FunctionBook, lines: Lines) -> None:
     """Add everything about one function."""
     everybodys = book.ledger
-    guests = book.guests
+    guests = everybodys.guests
     others = Ledger()
     for tenant, ledger in guests.items():
         _write_requests(labels(function=book.name, tenant=tenant), ledger, None, lines)
