@@ -18,7 +18,7 @@ _FIELDS = "dormouse_fields"
 
 def begin(form: str, level: str, stream: TextIO | None = None) -> None:
     """Write from now on, as ``text`` or ``json``, ours from ``level`` on."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _StandardError() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(_Json() if form == "json" else _Text())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger(OURS).setLevel(level.upper())
@@ -34,6 +34,14 @@ def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
     """What it carries beside its text."""
     found: Mapping[str, object] = getattr(record, _FIELDS, {})
     return found
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Whatever that is at the moment: whoever runs a command within a process puts another there for a while."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _Text(logging.Formatter):
