@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dormouse.core.types import DEFAULT_PRIORITY, Ns, Path
 from dormouse.functions import BatchManifest, LimitsManifest, Manifest, SloManifest
+from dormouse.metrics.books import Books
 from dormouse.tasks.description import Task
 from dormouse.tensors import Signature, Tensor
 
@@ -146,3 +147,6 @@ class Submit(Protocol):
 
     def node(self) -> dict[str, Any]:
         """Devices, host memory, totals."""
+
+    def books(self) -> Books:
+        """What metrics are made from, as it is now."""

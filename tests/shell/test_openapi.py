@@ -23,8 +23,10 @@ from dormouse.gateway.admin import Admin
 from dormouse.gateway.bodies import LENGTH_HEADER
 from dormouse.gateway.encoding import BINARY_ONLY
 from dormouse.gateway.openapi import document
+from dormouse.gateway.scrape import Scrape
 from dormouse.gateway.v1 import GENERATING, V1
 from dormouse.gateway.v2 import V2
+from dormouse.metrics.exposition import Exposition
 from dormouse.tenants.gate import KEY_HEADERS
 from tests.shell.in_memory import PROGRAMS, furnished
 from tests.shell.running import BODY_LIMIT_BYTES, RunningServer, running
@@ -48,7 +50,8 @@ KNOWN = sorted(PROGRAMS.keys() - {"fault"})
 
 def test_every_route_is_in_the_document_and_the_other_way_round() -> None:
     node = furnished()
-    doors = (V2(node, BODY_LIMIT_BYTES), V1(node, BODY_LIMIT_BYTES), Admin(node, BODY_LIMIT_BYTES))
+    scrape = Scrape(node, Exposition(Counter()))
+    doors = (V2(node, BODY_LIMIT_BYTES), V1(node, BODY_LIMIT_BYTES), Admin(node, BODY_LIMIT_BYTES), scrape)
     table = {path: methods for door in doors for path, methods in door.routes().items()}
     routes = {(path, method.lower()) for path, methods in table.items() for method in methods}
     described = {

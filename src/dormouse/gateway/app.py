@@ -11,12 +11,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dormouse.core.types import Bytes
 from dormouse.errors import DormouseError
+from dormouse.gateway import notes
 from dormouse.gateway.access import OPEN_PATHS, Table, Views, key_headers
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.answers import error_answer, guarded, json_answer, routing_answer
+from dormouse.gateway.observing import Observer, observing
 from dormouse.gateway.openapi import document
+from dormouse.gateway.scrape import Scrape
 from dormouse.gateway.v1 import V1
 from dormouse.gateway.v2 import V2
+from dormouse.metrics.exposition import Exposition
 from dormouse.submit import Submit
 from dormouse.tenants.callers import STRANGER
 from dormouse.tenants.gate import Gate, OpenGate
@@ -29,12 +33,22 @@ _TABLE = "dormouse.table"
 """Where a request's scope has the handlers of its caller."""
 
 
-def create_app(submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = None) -> ASGIApp:
+def create_app(
+    submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = None, observer: Observer | None = None
+) -> ASGIApp:
     """The application in front of one node. Bodies over the limit, packed or unpacked, are refused with 413. Without
     a gate everybody may do everything."""
 
+    observer = observer or Observer()
+    exposition = Exposition(observer.answers)
+
     def handlers(seen: Submit) -> Table:
-        doors = (V2(seen, body_limit_bytes), V1(seen, body_limit_bytes), Admin(seen, body_limit_bytes))
+        doors = (
+            V2(seen, body_limit_bytes),
+            V1(seen, body_limit_bytes),
+            Admin(seen, body_limit_bytes),
+            Scrape(seen, exposition),
+        )
         table = {path: methods for door in doors for path, methods in door.routes().items()}
         table["/openapi.json"] = {"GET": _described}
         return {path: {name: guarded(each) for name, each in methods.items()} for path, methods in table.items()}
@@ -46,7 +60,7 @@ def create_app(submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = N
     )
     # A slash too many is an unknown path, not a redirection that POST bodies would not survive.
     app.router.redirect_slashes = False
-    return _past_the_gate(gate or OpenGate(), views, _past_the_router(app))
+    return observing(observer, _past_the_gate(gate or OpenGate(), views, _past_the_router(app)))
 
 
 async def _described(_: Request) -> Response:
@@ -66,6 +80,7 @@ def _past_the_gate(gate: Gate, views: Views, inside: ASGIApp) -> ASGIApp:
             return
         try:
             caller = gate.caller_of(key_headers(scope))
+            notes.asked_by(caller.tenant)
             gate.enter(caller)
         except DormouseError as fault:
             await error_answer(fault, scope["path"])(scope, receive, send)

@@ -21,6 +21,7 @@ from dormouse.errors import DormouseError, InvalidRequest, Unavailable
 from dormouse.functions import Manifest
 from dormouse.gateway import encoding
 from dormouse.gateway.chunks import last_of
+from dormouse.metrics.books import Books
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics, Submit
 from dormouse.tasks import carriers, rows
 from dormouse.tasks.answers import ranked
@@ -112,6 +113,9 @@ class WithTasks:
 
     def node(self) -> dict[str, Any]:
         return self._inner.node()
+
+    def books(self) -> Books:
+        return self._inner.books()
 
     # ------------------------------------------------------------------ with tasks
 
