@@ -85,6 +85,7 @@ CORE_OUTSIDE = {
     "collections.abc",
     "dataclasses",
     "enum",
+    "functools",
     "heapq",
     "itertools",
     "math",

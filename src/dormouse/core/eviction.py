@@ -86,9 +86,14 @@ def smallest_prefix(candidates: Iterable[tuple[FunctionId, Bytes]], needed: Byte
 
 def light_first(state: State, executor: Executor, incoming: Function, now: Ns) -> tuple[FunctionId, ...] | None:
     """Torpor's (ATC'25, section on eviction; its artifact): light functions and those that have another replica first,
-    in order of use; then, in the same order, the last replicas of heavy ones."""
+    in order of use; then, in the same order, the last replicas of heavy ones. Among so many of those that are not used
+    lately: where a device holds more, one that has just been used is not the better victim for being light."""
     needed = executor.region_bytes(incoming.spec) - executor.free_bytes
-    return smallest_prefix(_protected_last(state, _in_order_of_use(state, executor, incoming, now)), needed)
+    if needed <= 0:
+        return ()
+    candidates = _in_order_of_use(state, executor, incoming, now)
+    weighed = islice(candidates, CONSIDERED_LIGHT)
+    return smallest_prefix(chain(_protected_last(state, weighed), candidates), needed)
 
 
 def _protected_last(state: State, candidates: Iterable[tuple[FunctionId, Bytes]]) -> Iterator[tuple[FunctionId, Bytes]]:
@@ -102,6 +107,8 @@ def _protected_last(state: State, candidates: Iterable[tuple[FunctionId, Bytes]]
     yield from protected
 
 
+CONSIDERED_LIGHT = 128
+"""More than a GPU of the paper holds: 25 GB are 94 of its functions."""
 HEAVY_PERCENT = 90
 """A function whose load takes at least so much of its computing time is noticeably slower when it is swapped in: what
 is copied can no longer hide behind what is computed. Of the paper's eight models that puts the ResNets and BERT on one

@@ -5,6 +5,7 @@ written to a journal.
 """
 
 from enum import StrEnum, unique
+from functools import cached_property
 from typing import NewType, TypeAlias
 
 from msgspec import Struct
@@ -144,7 +145,7 @@ class Pair(Struct, frozen=True):
     """From host memory to the destination, over the link of the source."""
 
 
-class Topology(Struct, frozen=True):
+class Topology(Struct, frozen=True, dict=True):
     """How fast images move, as measured or assumed. Which ways are open at a moment is for executors to say."""
 
     host_bytes_per_s: int = 50_000_000_000
@@ -163,7 +164,7 @@ class Topology(Struct, frozen=True):
         """Bytes a second from host memory over the device's own link."""
         return next((link.bytes_per_s for link in self.links if link.device == device), self.host_bytes_per_s)
 
-    @property
+    @cached_property
     def host_rate_of_all(self) -> int:
         """Where it does not matter over which link: of the slowest that was measured."""
         return min((link.bytes_per_s for link in self.links), default=self.host_bytes_per_s)
