@@ -10,7 +10,7 @@ from dormouse.core.messages import SetTimer, TimerFired
 from dormouse.core.types import Settings
 from dormouse.errors import ConfigurationFault, StateNotKept
 from dormouse.functions import Manifest
-from dormouse.journal import JournalWriter, read_journal
+from dormouse.journal import FORMAT, JournalWriter, read_journal
 from dormouse.tensors import Signature
 from tests.node.nodes import full_disk
 
@@ -116,7 +116,7 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
 def test_a_journal_of_another_format_is_refused_with_both_formats(tmp_path: Path) -> None:
     file = tmp_path / "journal"
     file.write_bytes(b'{"format":9,"settings":{"host_capacity_bytes":1}}\n')
-    with pytest.raises(ConfigurationFault, match="format 9, this version reads 1"):
+    with pytest.raises(ConfigurationFault, match=f"format 9, this version reads {FORMAT}"):
         read_journal(file)
 
 

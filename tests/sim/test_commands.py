@@ -66,6 +66,7 @@ def test_simulate_twice_gives_the_same(file: Path, tmp_path: Path) -> None:
 
 def test_find_capacity_says_what_it_tried(file: Path, tmp_path: Path) -> None:
     written = tmp_path / "capacity.json"
+    file.write_text(SCENARIO.replace("= 40", "= 200").replace("duration_s = 10", "duration_s = 3"))
     code, output = run("simulate", file, "--find-capacity", "--json", written)
     assert code == 0
     found = json.loads(written.read_text())["functions"]
