@@ -72,7 +72,7 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
         connections = within_files(config.connections)
         grpc = _bind_grpc(config, listener, known, connections)
         async with _signalled() as (stop, hurry), open_node(config) as node:
-            app = create_app(node, body_limit_bytes=config.body_limit_bytes, gate=gate)
+            app = create_app(node, body_limit_bytes=config.body_limit_bytes, gate=gate, ended=stop)
             grpc_address = None if grpc is None else grpc.address
             async with contextlib.AsyncExitStack() as doors:
                 if grpc is not None:

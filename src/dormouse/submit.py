@@ -12,6 +12,7 @@ from msgspec import Struct
 from dormouse.core.types import DEFAULT_PRIORITY, Ns, Path
 from dormouse.functions import BatchManifest, LimitsManifest, Manifest, SloManifest
 from dormouse.tensors import Signature, Tensor
+from dormouse.watch.picture import Picture
 
 
 class Inference(Struct, frozen=True):
@@ -135,3 +136,9 @@ class Submit(Protocol):
 
     def node(self) -> dict[str, Any]:
         """Devices, host memory, totals."""
+
+    def function(self, name: str) -> dict[str, Any]:
+        """The row of one. Raises UnknownFunction."""
+
+    def picture(self) -> Picture:
+        """All of it as it is now, for those who watch. Asked several times a second, so it should cost little."""

@@ -27,6 +27,7 @@ from dormouse.control.devices import devices_of
 from dormouse.control.importer import Imported, import_source
 from dormouse.control.inventory import batch_row, disk_row, function_row, host_row, index_entry, statistics_of
 from dormouse.control.payloads import Payloads
+from dormouse.control.portrait import Portrait
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import links_of
 from dormouse.core.messages import (
@@ -53,6 +54,8 @@ from dormouse.functions import Manifest, batch_of, checked, function_id, limits_
 from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics
+from dormouse.watch.history import BUCKET_NS
+from dormouse.watch.picture import Picture
 
 _LOG = logging.getLogger("dormouse.control")
 FEWEST_READERS = 4
@@ -96,6 +99,8 @@ class Node:
         self._functions: dict[str, Deployed] = {}
         """The revision that each name stands for."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._portrait = Portrait(self._state, self._executors, self._store.arena)
+        self._next_point: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ from start to end
 
@@ -122,6 +127,12 @@ class Node:
         self._forget_leftovers()
         for deployed in self._functions.values():
             self._restore(deployed)
+        self._take_points()
+
+    def _take_points(self) -> None:
+        """Of every function's history, now and every few seconds."""
+        self._portrait.take_points(self._functions)
+        self._next_point = asyncio.get_running_loop().call_later(BUCKET_NS / 1e9, self._take_points)
 
     def _forget_leftovers(self) -> None:
         """Keep the revisions that the catalog knows; remove what a crash left of any other."""
@@ -146,6 +157,8 @@ class Node:
         self._controller.begin(lambda op: FunctionDeployed(op, spec, restored=True, available=available))
 
     async def _close(self) -> None:
+        if self._next_point is not None:
+            self._next_point.cancel()
         await self._bring_state_home()
         await self._executors.stop()
         await self._controller.close()
@@ -211,12 +224,18 @@ class Node:
         return [statistics_of(d, self._state.functions.get(_id(d)), offset_ns) for d in found]
 
     def functions(self) -> list[dict[str, Any]]:
-        functions, graphs = self._state.functions, self._executors.graphs_of
-        rows = [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
-        return [
-            row | {"batch": batch_row(d, self._state), "disk": disk_row(d, self._state)}
-            for row, d in zip(rows, self._functions.values(), strict=True)
-        ]
+        return [self._row(deployed) for deployed in self._functions.values()]
+
+    def function(self, name: str) -> dict[str, Any]:
+        return self._row(self._find(name))
+
+    def _row(self, deployed: Deployed) -> dict[str, Any]:
+        function = _id(deployed)
+        row = function_row(deployed, self._state.functions.get(function), self._executors.graphs_of(function))
+        return row | {"batch": batch_row(deployed, self._state), "disk": disk_row(deployed, self._state)}
+
+    def picture(self) -> Picture:
+        return self._portrait.picture(self._functions, self._controller.now())
 
     def node(self) -> dict[str, Any]:
         server = {"pid": os.getpid(), "python_blocks": sys.getallocatedblocks()}

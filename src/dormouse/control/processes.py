@@ -40,9 +40,12 @@ class _Process:
     ready: wire.ExecutorReady | None = None
     graphs: dict[str, wire.GraphsHeld] = field(default_factory=dict)
     """By function: what the executor has said last."""
+    lives: int = 0
+    """How often it has joined."""
 
     def joined(self, ready: wire.ExecutorReady) -> None:
         self.ready = ready
+        self.lives += 1
         for segment in self.segments:
             self.supervisor.send(segment)
         joined = ExecutorJoined(self.id, DeviceId(ready.device), ready.capacity_bytes, ready.chunk_bytes)
@@ -187,9 +190,18 @@ class ExecutorProcesses:
                 "pid": process.ready.pid,
                 "capacity_bytes": process.ready.capacity_bytes,
                 "chunk_bytes": process.ready.chunk_bytes,
+                "restarts": process.lives - 1,
             }
             for process in self._processes.values()
             if process.ready is not None
+        ]
+
+    def present(self) -> list[tuple[ExecutorId, str, int]]:
+        """Every executor that is here or expected back: its device in words, empty while it is gone, and restarts."""
+        return [
+            (process.id, "" if process.ready is None else process.ready.description, process.lives - 1)
+            for process in self._processes.values()
+            if process.lives
         ]
 
     async def stop(self) -> None:

@@ -1,5 +1,6 @@
 """The HTTP application: the gate, both doors, one form of error. Thin, and plain ASGI all the way."""
 
+import asyncio
 import re
 
 from starlette.applications import Starlette
@@ -14,6 +15,7 @@ from dormouse.errors import DormouseError
 from dormouse.gateway.access import OPEN_PATHS, Table, Views, key_headers
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.answers import error_answer, guarded, json_answer, routing_answer
+from dormouse.gateway.dashboard import EVENTS, Dashboard, open_paths
 from dormouse.gateway.openapi import document
 from dormouse.gateway.v2 import V2
 from dormouse.submit import Submit
@@ -28,12 +30,20 @@ _TABLE = "dormouse.table"
 """Where a request's scope has the handlers of its caller."""
 
 
-def create_app(submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = None) -> ASGIApp:
+_OPEN = OPEN_PATHS | open_paths()
+
+
+def create_app(
+    submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = None, ended: asyncio.Event | None = None
+) -> ASGIApp:
     """The application in front of one node. Bodies over the limit, packed or unpacked, are refused with 413. Without
-    a gate everybody may do everything."""
+    a gate everybody may do everything. ``ended``: set when the server stops, so that endless answers end, too."""
+    ends = ended or asyncio.Event()
 
     def handlers(seen: Submit) -> Table:
         table = V2(seen, body_limit_bytes).routes() | Admin(seen, body_limit_bytes).routes()
+        dashboard = Dashboard(seen, ends)
+        table |= dashboard.routes() | dashboard.page_routes()
         table["/openapi.json"] = {"GET": _described}
         return {path: {name: guarded(each) for name, each in methods.items()} for path, methods in table.items()}
 
@@ -58,12 +68,18 @@ def _past_the_gate(gate: Gate, views: Views, inside: ASGIApp) -> ASGIApp:
         if scope["type"] != "http":
             await inside(scope, receive, send)
             return
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in _OPEN:
             scope[_TABLE] = views.of(STRANGER)
             await inside(scope, receive, send)
             return
         try:
             caller = gate.caller_of(key_headers(scope))
+            if scope["path"] == EVENTS:  # who watches takes no request's place
+                gate.check(caller)
+                with gate.streaming(caller):
+                    scope[_TABLE] = views.of(caller)
+                    await inside(scope, receive, send)
+                return
             gate.enter(caller)
         except DormouseError as fault:
             await error_answer(fault)(scope, receive, send)

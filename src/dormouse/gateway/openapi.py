@@ -14,6 +14,7 @@ from dormouse.core.types import Path
 from dormouse.functions import NAME, Manifest
 from dormouse.gateway.encoding import DATATYPES
 from dormouse.gateway.kserve import LARGEST_PRIORITY, LONGEST_NAME, MOST_DIMENSIONS
+from dormouse.watch.picture import Picture
 
 Schema = dict[str, Any]
 
@@ -130,8 +131,8 @@ _STATISTICS = _object(
 
 
 def _schemas() -> dict[str, Schema]:
-    _, manifest = msgspec.json.schema_components((Manifest,), ref_template="#/components/schemas/{name}")
-    return manifest | {
+    _, structs = msgspec.json.schema_components((Manifest, Picture), ref_template="#/components/schemas/{name}")
+    return structs | {
         "Error": _object({"error": _TEXT}),
         "Empty": {"type": "object", "maxProperties": 0},
         "Server": _object({"name": _TEXT, "version": _TEXT, "extensions": _list(_TEXT)}),
@@ -186,6 +187,7 @@ def _schemas() -> dict[str, Schema]:
         ),
         "Operation": {"type": "object", "properties": {"parameters": _or_null(_OPERATED)}},
         "Functions": _object({"functions": _list(_ROW)}),
+        "Function": _ROW,
         "Deployed": _object({"name": _TEXT, "version": _TEXT}),
         "Removed": _object({"name": _TEXT}),
         "Node": _OBJECT,
@@ -246,6 +248,16 @@ def _infer() -> Schema:
     return operation
 
 
+def _events() -> Schema:
+    operation = _operation("The picture, and then its changes, without an end", "Picture")
+    operation["description"] = (
+        "Server-sent events: `picture`, then `changes` with what differs, at most four a second; a comment "
+        "now and then where nothing does; `goodbye` when the server stops. Who reads too slowly gets another `picture`."
+    )
+    operation["responses"]["200"]["content"] = {"text/event-stream": {"schema": _TEXT}}
+    return operation
+
+
 def _of_models() -> dict[str, dict[str, Schema]]:
     """What every model has, and every version of one."""
     below = {
@@ -286,7 +298,12 @@ def _paths() -> dict[str, dict[str, Schema]]:
             "get": _operation("A row for each function", "Functions"),
             "post": _operation("Deploy", "Deployed", *loading, 500, body="Manifest", body_needed=True, status=201),
         },
-        "/dormouse/functions/{name}": {"delete": _operation("Remove", "Removed", 404, 409, 503, 507)},
+        "/dormouse/functions/{name}": {
+            "get": _operation("Its row", "Function", 404),
+            "delete": _operation("Remove", "Removed", 404, 409, 503, 507),
+        },
+        "/dormouse/picture": {"get": _operation("All that the dashboard shows, once", "Picture")},
+        "/dormouse/events": {"get": _events()},
         "/dormouse/check": {
             "post": _operation("What a deploy would do", "Checked", *loading, 500, body="Manifest", body_needed=True)
         },

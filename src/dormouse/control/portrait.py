@@ -1,0 +1,294 @@
+"""Takes the picture of a node from the core's records, often and cheaply.
+
+Percentiles cost most. They are worked out again for functions that were asked since, and for so many at most in one
+picture, in turn: a picture takes no longer however many functions are busy, and the rest are a moment behind.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dormouse.control.catalog import Deployed
+from dormouse.control.inventory import index_entry, tier_of
+from dormouse.control.waiting import why_waiting
+from dormouse.core.ledger import Ledger
+from dormouse.core.state import Executor, Function, ImageState, Residency, State
+from dormouse.core.types import Bytes, ExecutorId, FunctionId, Ns, Pin
+from dormouse.functions import function_id
+from dormouse.watch.history import BUCKET_NS, History, merged
+from dormouse.watch.picture import Device, Host, Load, Picture, Place, Waiting, Watched, totals_of
+from dormouse.wire import GraphsHeld
+
+FRESH_NS: Ns = 100_000_000
+"""A picture is given to others who ask so soon after."""
+COUNTED_AT_ONCE = 64
+"""Functions of which percentiles are worked out for one picture."""
+MOST_WAITING = 50
+_SECOND_NS = 1_000_000_000
+
+
+class Present(Protocol):
+    """What is known of executors besides what the core knows: see ``processes.ExecutorProcesses``."""
+
+    def present(self) -> list[tuple[ExecutorId, str, int]]: ...
+
+    def graphs_of(self, function: FunctionId) -> Mapping[str, GraphsHeld]: ...
+
+
+class Memory(Protocol):
+    @property
+    def peak_bytes(self) -> Bytes: ...
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What is worked out of a ledger when it has had so many answers."""
+
+    answers: int = 0
+    p50_ms: float = 0
+    p95_ms: float = 0
+    p98_ms: float = 0
+    paths: Mapping[str, int] = field(default_factory=dict)
+
+
+class Portrait:
+    """Of one node. It remembers histories, and the last picture."""
+
+    def __init__(self, state: State, executors: Present, memory: Memory) -> None:
+        self._state = state
+        self._executors = executors
+        self._memory = memory
+        self._history = History()
+        self._counted: dict[FunctionId, _Counted] = {}
+        self._turn = 0
+        self._last: Picture | None = None
+        self._last_ns: Ns = 0
+
+    def take_points(self, deployed: Mapping[str, Deployed]) -> None:
+        """To be called every BUCKET_NS."""
+        functions = self._state.functions
+        found = ((name, functions.get(_id(each))) for name, each in deployed.items())
+        self._history.take((name, function.ledger) for name, function in found if function is not None)
+
+    def picture(self, deployed: Mapping[str, Deployed], now: Ns) -> Picture:
+        if self._last is None or now - self._last_ns > FRESH_NS:
+            self._last, self._last_ns = self._taken(deployed, now), now
+        return self._last
+
+    def _taken(self, deployed: Mapping[str, Deployed], now: Ns) -> Picture:
+        state, epoch_ns = self._state, time.time_ns() - now
+        self._count(deployed)
+        waste = _waste(state)
+        functions = {name: self._watched(each, waste.get(_id(each), 0)) for name, each in deployed.items()}
+        names = {_id(each): name for name, each in deployed.items()}
+        return Picture(
+            at_ms=_ms(now + epoch_ns),
+            bucket_ms=_ms(BUCKET_NS),
+            bucket=self._history.bucket,
+            functions=functions,
+            histories={name: self._history.of(name) for name in functions},
+            totals=totals_of(functions),
+            devices=tuple(self._device(names, *present) for present in self._executors.present()),
+            loads=_loads(state, names, epoch_ns),
+            queue=_queue(state, names, epoch_ns),
+            host=self._host(),
+        )
+
+    # ------------------------------------------------------------------ functions
+
+    def _count(self, deployed: Mapping[str, Deployed]) -> None:
+        """Bring up to date what has changed, beginning after the one that was last in its turn."""
+        names = [_id(each) for each in deployed.values()]
+        self._counted = {name: self._counted.get(name) or _Counted() for name in names}
+        left = COUNTED_AT_ONCE
+        for step in range(len(names)):
+            at = (self._turn + step) % len(names)
+            function = self._state.functions.get(names[at])
+            if function is None or _answers(function.ledger) == self._counted[names[at]].answers:
+                continue
+            if not left:
+                self._turn = at
+                return
+            self._counted[names[at]] = _counted(function.ledger)
+            left -= 1
+
+    def _watched(self, deployed: Deployed, waste_bytes: Bytes) -> Watched:
+        function = self._state.functions.get(_id(deployed))
+        manifest, state = deployed.manifest, index_entry(deployed, function).state
+        plain = Watched(
+            name=deployed.name,
+            version=str(deployed.revision),
+            tenant=manifest.tenant,
+            public=manifest.public,
+            state=state,
+            tier=tier_of(function),
+            pin=str(manifest.pin),
+            image_bytes=deployed.image_bytes,
+            state_bytes=deployed.state_bytes,
+            deadline_ms=manifest.slo.deadline_ms,
+            percentile=manifest.slo.percentile,
+        )
+        return plain if function is None else self._served(plain, function, waste_bytes)
+
+    def _served(self, plain: Watched, function: Function, waste_bytes: Bytes) -> Watched:
+        ledger, counted = function.ledger, self._counted[function.id]
+        graphs = self._executors.graphs_of(function.id)
+        return Watched(
+            name=plain.name,
+            version=plain.version,
+            tenant=plain.tenant,
+            public=plain.public,
+            state=plain.state,
+            tier=plain.tier,
+            pin=plain.pin,
+            image_bytes=plain.image_bytes,
+            state_bytes=plain.state_bytes,
+            deadline_ms=plain.deadline_ms,
+            percentile=plain.percentile,
+            on=tuple(function.residencies),
+            queued=len(function.queue),
+            requests=ledger.requests,
+            in_time=ledger.in_time,
+            cancelled=ledger.cancelled,
+            compliant=ledger.compliant(function.spec.slo),
+            requests_per_s=round(self._history.rate_per_s(plain.name), 2),
+            p50_ms=counted.p50_ms,
+            p95_ms=counted.p95_ms,
+            p98_ms=counted.p98_ms,
+            paths=counted.paths,
+            loads={str(path): count for path, count in ledger.loads.items()},
+            refusals={str(reason): count for reason, count in ledger.refusals.items()},
+            evictions=ledger.evictions,
+            waste_bytes=waste_bytes,
+            eager_because=next((held.eager_because for held in graphs.values() if held.eager_because), ""),
+        )
+
+    # ------------------------------------------------------------------ the node
+
+    def _device(self, names: Mapping[FunctionId, str], name: ExecutorId, description: str, restarts: int) -> Device:
+        executor = self._state.executors.get(name)
+        if executor is None:
+            return Device(executor=name, device=name, description=description, here=False, restarts=restarts)
+        functions, running = self._state.functions, executor.executing
+        in_order = sorted(executor.recency.items(), key=lambda item: item[1].load_started_ns)
+        return Device(
+            executor=name,
+            device=executor.device,
+            description=description,
+            here=True,
+            capacity_bytes=executor.capacity_bytes,
+            chunk_bytes=executor.chunk_bytes,
+            free_bytes=executor.free_bytes,
+            waste_bytes=sum(r.size_bytes - functions[f].spec.image_bytes for f, r in in_order),
+            link_bytes_per_s=self._state.settings.topology.host_rate(executor.device),
+            lent_to=executor.lent_to,
+            executing=None if running is None else called(names, running.function),
+            together=0 if running is None else len(running.requests),
+            restarts=restarts,
+            places=tuple(_place(names, functions[f], r) for f, r in in_order),
+        )
+
+    def _host(self) -> Host:
+        state = self._state
+        return Host(
+            capacity_bytes=state.settings.host_capacity_bytes,
+            used_bytes=state.host_used_bytes,
+            peak_bytes=self._memory.peak_bytes,
+            images=sum(function.image is ImageState.HOST for function in state.functions.values()),
+            images_in="dram" if state.settings.host_is_last else "disk",
+        )
+
+
+def called(names: Mapping[FunctionId, str], function: FunctionId) -> str:
+    """A function's name; with its revision if another one has the name."""
+    return names.get(function, str(function))
+
+
+def _id(deployed: Deployed) -> FunctionId:
+    return function_id(deployed.name, deployed.revision)
+
+
+def _ms(ns: Ns) -> float:
+    return round(ns / 1e6, 1)
+
+
+def _answers(ledger: Ledger) -> int:
+    return sum(histogram.count for histogram in ledger.latency.values())
+
+
+def _counted(ledger: Ledger) -> _Counted:
+    together = merged(ledger)
+    p50, p95, p98 = (round(together.percentile(ppm) / 1e6, 2) for ppm in (500_000, 950_000, 980_000))
+    return _Counted(together.count, p50, p95, p98, {str(path): h.count for path, h in ledger.latency.items()})
+
+
+def _waste(state: State) -> dict[FunctionId, Bytes]:
+    """In last chunks unused, over all devices."""
+    waste: dict[FunctionId, Bytes] = {}
+    for executor in state.executors.values():
+        for name, residency in executor.recency.items():
+            unused = residency.size_bytes - state.functions[name].spec.image_bytes
+            waste[name] = waste.get(name, 0) + unused
+    return waste
+
+
+def _place(names: Mapping[FunctionId, str], function: Function, residency: Residency) -> Place:
+    pinned = function.spec.pin is Pin.DEVICE
+    return Place(called(names, function.id), residency.size_bytes, str(residency.state), pinned)
+
+
+def _loads(state: State, names: Mapping[FunctionId, str], epoch_ns: Ns) -> tuple[Load, ...]:
+    """Onto devices, and then into host memory."""
+    copies = [
+        _load(state, executor, state.functions[executor.copying], names, epoch_ns)
+        for executor in state.executors.values()
+        if executor.copying is not None
+    ]
+    reading = (function for function in state.functions.values() if function.image is ImageState.READING)
+    return (*copies, *(_read(state, function, names, epoch_ns) for function in reading))
+
+
+def _load(state: State, executor: Executor, function: Function, names: Mapping[FunctionId, str], epoch_ns: Ns) -> Load:
+    residency, size_bytes = function.residencies[executor.id], function.spec.image_bytes
+    return Load(
+        function=called(names, function.id),
+        to=executor.id,
+        path=str(residency.path),
+        bytes=size_bytes,
+        started_ms=_ms(residency.load_started_ns + epoch_ns),
+        expected_ms=_ms(size_bytes * _SECOND_NS // max(1, _rate(state, executor, residency))),
+        source=residency.source,
+        helpers=residency.helpers,
+    )
+
+
+def _rate(state: State, executor: Executor, residency: Residency) -> int:
+    """Bytes a second over all ways that a load takes."""
+    topology, source = state.settings.topology, state.executors.get(residency.source or ExecutorId(""))
+    if source is not None:
+        return topology.pair(source.device, executor.device).peer_bytes_per_s
+    helpers = [state.executors[helper].device for helper in residency.helpers if helper in state.executors]
+    detours = sum(topology.pair(device, executor.device).detour_bytes_per_s for device in helpers)
+    return topology.host_rate(executor.device) + detours
+
+
+def _read(state: State, function: Function, names: Mapping[FunctionId, str], epoch_ns: Ns) -> Load:
+    name = called(names, function.id)
+    started_ms = _ms(function.read_started_ns + epoch_ns)
+    expected_ms = _ms(state.disk.read_ns(function.spec.image_bytes))
+    return Load(name, "host", "disk", function.spec.image_bytes, started_ms, expected_ms)
+
+
+def _queue(state: State, names: Mapping[FunctionId, str], epoch_ns: Ns) -> tuple[Waiting, ...]:
+    heads = [(function.head, function) for function in state.functions.values() if function.queue]
+    oldest = sorted((head.arrived_ns, function.id) for head, function in heads if head is not None)
+    return tuple(
+        Waiting(
+            called(names, name),
+            len(state.functions[name].queue),
+            _ms(arrived_ns + epoch_ns),
+            why_waiting(state, state.functions[name]),
+        )
+        for arrived_ns, name in oldest[:MOST_WAITING]
+    )
