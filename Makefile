@@ -12,7 +12,7 @@ TORCH ?= $(if $(GPU),torch>=2.11,torch==2.13.0)
 EXTRAS := demo,test$(if $(GPU),$(comma)gpu)
 SECONDS_OF_DEMO ?= 30
 
-.PHONY: help install demo test sim fuzz protocol test-gpu lint types format check clean
+.PHONY: help install demo test sim fuzz protocol test-fresh test-gpu lint types format check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,7 +30,7 @@ demo: $(VENV)/installed ## the main job: many real models, a small device, every
 	$(BIN)/dormouse demo --seconds $(SECONDS_OF_DEMO)
 
 test: $(VENV)/installed lint types ## lint, types and every test that needs no GPU
-	$(BIN)/python -m pytest --cov --cov-report=term -m 'not gpu'
+	$(BIN)/python -m pytest --cov --cov-report=term -m 'not gpu and not fresh'
 
 sim: $(VENV)/installed ## 2,000 random histories of a small node with faults; a failure prints its seed
 	$(BIN)/python -m dormouse.sim.campaign
@@ -40,6 +40,9 @@ fuzz: $(VENV)/installed ## 5,000 made-up requests over HTTP and over gRPC each; 
 
 protocol: $(VENV)/installed ## compile the .proto files
 	cd src/dormouse/gateway && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --descriptor_set_out=protocol.binpb inference.proto health.proto
+
+test-fresh: $(VENV)/installed ## the README's way from clone to an embedding, with an installation of its own
+	$(BIN)/python -m pytest tests/fresh -m fresh
 
 test-gpu: ## the tests that need an NVIDIA GPU, with the python on the PATH
 	$(PYTHON) -m pytest tests/gpu tests/contract -m gpu

@@ -1,6 +1,8 @@
 """The house rules that a machine can check: arrows point one way, no import cycles, a pure core."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,21 +14,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "errors": {"core"},
     "tensors": set(),
-    "functions": {"core", "errors"},
+    "tasks": {"core", "errors", "tensors"},
+    "functions": {"core", "errors", "tasks"},
     "watch": {"core"},
-    "submit": {"core", "functions", "tensors", "watch"},
+    "submit": {"core", "functions", "tasks", "tensors", "watch"},
     "wire": {"core"},
     "slab": {"core", "errors", "tensors"},
     "config": {"core", "errors"},
     "device": {"core", "errors"},
     "calibration": {"core", "errors", "device"},
-    "store": {"core", "errors", "tensors", "wire"},
-    "model": {"core", "errors", "tensors", "functions", "store"},
+    "store": {"core", "errors", "tasks", "tensors", "wire"},
+    "model": {"core", "errors", "tasks", "tensors", "functions", "store"},
     "executor": {"core", "errors", "tensors", "device", "store", "model", "wire", "slab"},
     "tenants": {"core", "errors", "functions", "submit", "watch"},
-    "gateway": {"core", "errors", "tensors", "functions", "submit", "tenants", "watch"},
+    "billing": {"core", "errors"},
+    "gateway": {"core", "errors", "tasks", "tensors", "functions", "submit", "tenants", "watch"},
     "control": {
         "core",
+        "billing",
         "errors",
         "tensors",
         "functions",
@@ -41,15 +46,20 @@ MAY_IMPORT: dict[str, set[str]] = {
         "executor",
         "journal",
         "watch",
+        "tasks",
     },
     "journal": {"core", "errors"},
     "tls": {"errors"},
     "connections": {"core"},
-    "sim": {"core", "errors", "journal"},
+    "workload": {"core"},
+    "traces": {"errors", "workload"},
+    "load": {"core", "errors", "tls", "traces", "workload"},
+    "sim": {"core", "errors", "journal", "traces", "workload"},
     "demo": {"core", "errors", "tensors", "functions", "config"},
     "serving": {"core", "errors", "submit", "config", "control", "gateway", "tenants", "tls", "connections"},
     "cli": {
         "core",
+        "billing",
         "errors",
         "functions",
         "config",
@@ -57,8 +67,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "device",
         "serving",
         "tenants",
+        "tls",
         "demo",
         "journal",
+        "load",
         "sim",
     },
     "__init__": set(),
@@ -81,6 +93,7 @@ CORE_OUTSIDE = {
 TORCH_FREE = {
     "core",
     "errors",
+    "tasks",
     "tensors",
     "functions",
     "watch",
@@ -93,13 +106,17 @@ TORCH_FREE = {
     "store",
     "tenants",
     "gateway",
+    "billing",
     "control",
     "tls",
     "connections",
     "serving",
     "cli",
     "journal",
+    "load",
     "sim",
+    "traces",
+    "workload",
 }
 
 
@@ -192,7 +209,7 @@ def test_only_models_executors_and_the_demo_know_torch() -> None:
             assert not names & {"torch", "transformers"}, f"{module} imports torch"
 
 
-PURE_IN_GATEWAY = {"kserve", "bodies", "encoding", "grpc_form", "reports", "openapi"}
+PURE_IN_GATEWAY = {"kserve", "bodies", "encoding", "grpc_form", "reports", "openapi", "openai_form"}
 """What reads and writes V2, and its rules."""
 
 
@@ -214,3 +231,9 @@ def test_only_the_grpc_door_knows_grpc_and_http_can_do_without_it() -> None:
         assert module.startswith("dormouse.gateway.grpc_") or not names & {"grpc", "google"}, module
     door = imports_of(PACKAGE / "gateway" / "app.py", at_import_time=True)
     assert not any(name.startswith("dormouse.gateway.grpc_") for name in door)
+
+
+def test_an_executor_starts_without_the_library_that_only_some_models_need() -> None:
+    told = "import sys, dormouse.executor.process; print('transformers' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "False"

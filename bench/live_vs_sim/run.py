@@ -20,10 +20,10 @@ import torch
 from bench.live_vs_sim.live import LIMIT_NS, config, serve
 from bench.live_vs_sim.profile import Profile
 
+from dormouse import workload
 from dormouse.core.messages import Command, Event, ExecutorLost, Refuse, Reply, RequestArrived
 from dormouse.core.types import Limits, Ns
 from dormouse.journal import Entry, read_journal
-from dormouse.sim import workload
 from dormouse.sim.world import World
 
 SHARES_WITHIN, MEDIANS_WITHIN = 0.05, 0.25

@@ -21,9 +21,9 @@ from bench.papers.measuring import (
 from bench.papers.systems import System
 from msgspec import Struct
 
+from dormouse import traces, workload
 from dormouse.core.types import Ns
 from dormouse.errors import ConfigurationFault
-from dormouse.sim import traces, workload
 from dormouse.sim.hardware import MS_NS, Model
 from dormouse.sim.presets import PAPER_MODELS
 

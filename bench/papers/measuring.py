@@ -7,8 +7,8 @@ from statistics import fmean, pstdev
 from dormouse.core.ledger import Histogram
 from dormouse.core.messages import Command, Event, ExecutionFinished, Reply, RequestArrived
 from dormouse.core.types import ExecutorId, Ns, RequestId
-from dormouse.sim.workload import Arrivals
 from dormouse.sim.world import World
+from dormouse.workload import Arrivals
 
 P98_PPM, P90_PPM = 980_000, 900_000
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from rich.progress import track
 
+from dormouse import traces, workload
 from dormouse.core.policies import SETS
 from dormouse.core.types import FunctionId, Settings
-from dormouse.sim import scenario, traces, workload
+from dormouse.sim import scenario
 from dormouse.sim.hardware import Model
 from dormouse.sim.outcome import Outcome, outcome_of
 from dormouse.sim.presets import MACHINES, MODELS

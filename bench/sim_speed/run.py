@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dormouse import workload
 from dormouse.core.types import FunctionId, Ns, Settings
-from dormouse.sim import workload
 from dormouse.sim.outcome import outcome_of
 from dormouse.sim.presets import H200_MODELS, MACHINES
 from dormouse.sim.scenario import topology_of

@@ -24,8 +24,8 @@ SETTINGS_FILE = "settings.json"
 GRPC_PORT = 8001
 NO_GRPC = -1
 """In place of a port."""
-FOR_ONE_START = ("state_dir", "faults", "poison", "auth")
-"""Not kept: where they are kept, what only tests and debugging want, and a door left open."""
+FOR_ONE_START = ("state_dir", "faults", "poison", "auth", "tariff")
+"""Not kept: where they are kept, what only tests and debugging want, a door left open, and what is told once."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +64,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """How long its body may; and how long a client may take nothing of its answer."""
     connections: int = 4_000
     """Open at once, over HTTP and over gRPC each."""
+    image_pixels: int = 32_000_000
+    """Pictures with more are refused before they are decoded."""
     queue_length: int = 10_000
     allow_code: tuple[Path, ...] = ()
     threads: int = 0
@@ -79,6 +81,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     links too."""
     calibrate: Literal["auto", "off"] = "auto"
     """Go by what was measured of this machine's links; ``off``: by what is assumed."""
+    ledger: Literal["on", "off"] = "on"
+    """Record every request and what memory is taken, for bills; nothing is answered that is not recorded."""
+    ledger_sync: Literal["process", "power"] = "process"
+    """What an entry survives before its answer goes out: the end of the process, or a loss of power too."""
+    tariff: Path | None = None
+    """Prices that hold from this start on, in TOML. None: those that were set last."""
     journal: Path | None = None
     """Record events and commands here, for replay."""
     poison: bool = False
@@ -92,7 +100,7 @@ SIZES = frozenset(name for name in Config.__struct_fields__ if "_bytes" in name)
 MOST_THREADS = 1024
 MOST_CONNECTIONS = 10**6
 LONGEST_TIMEOUT_S = 86_400.0
-FILES = ("journal", "tenants", "tls_cert", "tls_key")
+FILES = ("journal", "tariff", "tenants", "tls_cert", "tls_key")
 OPTIONAL = frozenset(
     name for name, hint in get_type_hints(Config).items() if type(None) in getattr(hint, "__args__", ())
 )
@@ -138,7 +146,7 @@ def checked(config: Config) -> Config:
     """The settings themselves, if they make sense together. Raises ConfigurationFault naming key and value."""
     smallest = {"device_bytes": MIB, "chunk_bytes": PAGE_BYTES, "group_bytes": PAGE_BYTES, "host_bytes": MIB}
     smallest |= {"request_slab_bytes": KIB, "reply_slab_bytes": KIB, "body_limit_bytes": KIB, "link_bytes_per_s": 1}
-    smallest |= {"queue_length": 1, "threads": 0, "port": 0, "connections": 1}
+    smallest |= {"queue_length": 1, "threads": 0, "port": 0, "connections": 1, "image_pixels": 1}
     for key, least in smallest.items():
         value = getattr(config, key)
         _require(value is None or value >= least, key, value, f"at least {least}")

@@ -5,6 +5,7 @@ Pure: reads no file but the manifest text it is given.
 
 import re
 import tomllib
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec import Struct
 
 from dormouse.core.types import Batch, FunctionId, Limits, Ns, Pin, Slo
 from dormouse.errors import ConfigurationFault
+from dormouse.tasks.description import Resampling, Scoring
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -20,6 +22,8 @@ LONGEST_MS = 1e12
 DURATION = f"a positive number of milliseconds, at most {LONGEST_MS:g}"
 LONGEST_QUEUE = 10**9
 MOST_ROWS = 4096
+MOST_TOKENS = 10**6
+LONGEST_EDGE = 4096
 LONGEST_WAIT_MS = 10_000.0
 TASKS = ("auto", "raw", "embedding", "next-token", "classification")
 
@@ -54,6 +58,35 @@ class InputManifest(Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
 
+class ImageManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[task.image]``: how a picture becomes an input, for sources that have no ``preprocessor_config.json``."""
+
+    height: int
+    width: int
+    shortest_edge: int | None = None
+    """Resize so that the shorter edge has this length, and take the middle; without: resize to height and width."""
+    resampling: Resampling = "bilinear"
+    scale: float = 1 / 255
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    deviation: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+class TaskManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[task]``: what the function is for, as far as its source does not say it."""
+
+    kind: str = "auto"
+    labels: tuple[str, ...] | str = ()
+    """Names of the classes, or a text file with one a line."""
+    scoring: Scoring | None = None
+    output: str | None = None
+    """Which of several outputs says it."""
+    tokenizer: str | None = None
+    """A ``tokenizer.json``."""
+    max_tokens: int | None = None
+    truncates: bool | None = None
+    image: ImageManifest | None = None
+
+
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """A function as its owner describes it."""
 
@@ -68,7 +101,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """A deployed function of the same architecture: ``source`` gives tensors only, all else is that function's. Then it
     may also be a ``.safetensors`` file, or a callable that returns tensors by name."""
     dtype: str | None = None
-    task: str = "auto"
+    task: str | TaskManifest = "auto"
+    """Its kind, or a table of more."""
     pin: Pin = Pin.NONE
     tenant: str = ""
     """Whose it is; who deploys it, if nothing is said. Empty: the server's own."""
@@ -112,7 +146,8 @@ def checked(manifest: Manifest, origin: str) -> Manifest:
             manifest.tenant,
             "letters, digits, '.', '_' and '-', at most 128",
         ),
-        (manifest.task in TASKS, "task", manifest.task, f"one of {', '.join(TASKS)}"),
+        (task_of(manifest).kind in TASKS, "task", task_of(manifest).kind, f"one of {', '.join(TASKS)}"),
+        *_rules_of_task(task_of(manifest)),
         (_is_duration(manifest.slo.deadline_ms), "slo.deadline_ms", manifest.slo.deadline_ms, DURATION),
         (0 < manifest.slo.percentile < 100, "slo.percentile", manifest.slo.percentile, "between 0 and 100"),
         (_is_duration(manifest.limits.timeout_ms), "limits.timeout_ms", manifest.limits.timeout_ms, DURATION),
@@ -134,6 +169,20 @@ def checked(manifest: Manifest, origin: str) -> Manifest:
         if not sound:
             raise ConfigurationFault(f"{origin}: {key} = {value!r} cannot be used; expected {expected}")
     return manifest
+
+
+def task_of(manifest: Manifest) -> TaskManifest:
+    """What the manifest says of the task, in either form."""
+    return TaskManifest(manifest.task) if isinstance(manifest.task, str) else manifest.task
+
+
+def _rules_of_task(task: TaskManifest) -> Iterator[tuple[bool, str, object, str]]:
+    most = task.max_tokens
+    yield most is None or 1 <= most <= MOST_TOKENS, "task.max_tokens", most, f"1 to {MOST_TOKENS}"
+    if (image := task.image) is not None:
+        for key, edge in (("height", image.height), ("width", image.width), ("shortest_edge", image.shortest_edge)):
+            yield edge is None or 1 <= edge <= LONGEST_EDGE, f"task.image.{key}", edge, f"1 to {LONGEST_EDGE} pixels"
+        yield 0 not in image.deviation, "task.image.deviation", image.deviation, "no zeros"
 
 
 def slo_of(manifest: Manifest) -> Slo:

@@ -24,6 +24,7 @@ from dormouse.config import GRPC_PORT, NO_GRPC, Config
 from dormouse.connections import Patience, connection_class, within_files
 from dormouse.errors import ConfigurationFault
 from dormouse.gateway.app import create_app
+from dormouse.gateway.with_tasks import WithTasks
 from dormouse.submit import Submit
 from dormouse.tenants.opening import gate_of
 from dormouse.tls import Identity, identity
@@ -71,7 +72,8 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
         gate = gate_of(config.state_dir, config.tenants, os.environ, required=config.auth, address=address)
         connections = within_files(config.connections)
         grpc = _bind_grpc(config, listener, known, connections)
-        async with _signalled() as (stop, hurry), open_node(config) as node:
+        async with _signalled() as (stop, hurry), open_node(config) as bare:
+            node = WithTasks(bare, config.image_pixels)
             app = create_app(node, body_limit_bytes=config.body_limit_bytes, gate=gate, ended=stop)
             grpc_address = None if grpc is None else grpc.address
             async with contextlib.AsyncExitStack() as doors:

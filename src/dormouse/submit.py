@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dormouse.core.types import DEFAULT_PRIORITY, Ns, Path
 from dormouse.functions import BatchManifest, LimitsManifest, Manifest, SloManifest
+from dormouse.tasks.description import Task
 from dormouse.tensors import Signature, Tensor
 from dormouse.watch.picture import Picture
 
@@ -25,6 +26,8 @@ class Inference(Struct, frozen=True):
     priority: int = DEFAULT_PRIORITY
     timeout_ns: Ns | None = None
     slo_ns: Ns | None = None
+    top_k: int | None = None
+    """So many labels are wanted of a classification; None: a few."""
     tenant: str = ""
     """Who asks, and pays. Empty: the server's own, as where nobody has to say who they are."""
 
@@ -38,6 +41,8 @@ class Chunk(Struct, frozen=True):
     path: Path
     queued_ns: Ns
     device_ns: Ns
+    request: str = ""
+    """What the ledger calls the request. Empty: there is none."""
 
 
 class Description(Struct, frozen=True):
@@ -50,6 +55,12 @@ class Description(Struct, frozen=True):
     batch: BatchManifest = BatchManifest()
     slo: SloManifest = SloManifest()
     limits: LimitsManifest = LimitsManifest()
+    task: Task | None = None
+    """What texts or pictures are answered with, if anything."""
+    directory: str = ""
+    """Where what a task needs is kept."""
+    deployed_s: int = 0
+    """When, in seconds since 1970; 0: nobody knows."""
 
 
 class Owner(Struct, frozen=True):

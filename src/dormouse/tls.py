@@ -56,3 +56,13 @@ def _why(fault: Exception) -> str:
     if isinstance(fault, ssl.SSLError):
         return (fault.reason or "not readable").replace("_", " ").lower()
     return str(fault)
+
+
+def trusted(ca: Path | None) -> ssl.SSLContext:
+    """Whom to believe that a server is who it says. Raises ConfigurationFault."""
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except ssl.SSLError:
+        raise ConfigurationFault(f"ca = {str(ca)!r} cannot be used: there is no certificate in PEM in it") from None
+    except OSError as fault:
+        raise ConfigurationFault(f"ca = {str(ca)!r} cannot be read: {fault.strerror}") from None

@@ -308,3 +308,15 @@ def test_a_ledger_counts_runs_apart_from_answers_and_what_they_waited(story: Sto
     assert (ledger.executions, replies) == (2, 4), "one by itself that ran already, and three together"
     assert ledger.last_answer_ns == story.bench.now
     assert 0 <= ledger.queued_ns <= sum(histogram.total_ns for histogram in ledger.latency.values())
+
+
+def test_a_reply_says_its_own_part_of_the_device_s_time_and_whether_it_was_in_time() -> None:
+    story = Story()
+    story.ask(3)
+    story.ask(1, deadline_ms=0)
+    story.end()
+    replies = every(story.end(device_ns=1001), Reply)
+    assert [(reply.device_ns, reply.part_ns, reply.in_time) for reply in replies] == [
+        (1001, 750, True),
+        (1001, 251, False),
+    ]

@@ -163,6 +163,7 @@ def test_a_late_request_displaces_a_queue_that_can_wait() -> None:
     bench.ask("big/1", deadline_ms=2)
     evictions = every(bench.ask("a/1", after_ms=5), Evict)
     assert {e.function for e in evictions} == {"b/1", "c/1"}
+    assert {e.cause for e in evictions} == {"big/1"}
     while device.pending(Evict):
         device.evicted()
     assert bench.state.functions[FunctionId("b/1")].id in bench.state.homeless

@@ -137,10 +137,10 @@ class Gate:
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
-    """Inside, this process can make no file longer."""
+def full_disk(leaving_bytes: int = 0) -> Iterator[None]:
+    """Inside, this process can make no file longer than that."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (leaving_bytes, before[1]))
     try:
         yield
     finally:

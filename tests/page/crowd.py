@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from dormouse.submit import Owner
 from dormouse.watch.picture import Device, Host, Load, Picture, Place, Point, Waiting, Watched, totals_of
 from tests.shell.in_memory import InMemory
 
@@ -78,7 +79,12 @@ class Crowd(InMemory):
             refusals={"timeout": 3} if number % 25 == 3 else {},
             evictions=self.random.randint(0, 60),
             waste_bytes=self.random.randint(0, CHUNK),
+            cost_nanos=requests * 5_000,
+            cost_in_time=in_time,
         )
+
+    def owner(self, name: str) -> Owner:
+        return Owner(self.rows[name].tenant, public=False)
 
     def function(self, name: str) -> dict[str, Any]:
         row = self.rows[name]
@@ -113,6 +119,7 @@ class Crowd(InMemory):
             loads=self._loads(),
             queue=self._queue(),
             host=Host(64 * 1024 * MIB, 51 * 1024 * MIB, 55 * 1024 * MIB, self.functions_wanted - 30),
+            currency="USD",
         )
 
     def _asked(self, name: str) -> None:

@@ -4,13 +4,18 @@ Functions are built from manifests whose source is ``arithmetic:NAME`` for a NAM
 """
 
 import asyncio
+import atexit
+import tempfile
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from dormouse.core.types import Path
+from dormouse.core.types import Path as Way
 from dormouse.errors import (
     DeadlineMissed,
     ExecutionFault,
@@ -22,11 +27,15 @@ from dormouse.errors import (
 )
 from dormouse.functions import Manifest
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics, Tally
+from dormouse.tasks.description import ImageInput, Task, TextInput
 from dormouse.tensors import DATATYPE_BYTES, Signature, Tensor, TensorSpec
 from dormouse.watch.picture import Device, Host, Picture, Point, Watched, totals_of
+from tests.shell.tiny_models import save_tokenizer
 
 QUEUED_NS, DEVICE_NS, ENDED_MS = 1_500_000, 2_000, 1_700_000_000_000
 """Of every answer."""
+DEPLOYED_S = 1_600_000_000
+"""Of every function with a task."""
 
 Program = Callable[[Sequence[Tensor], dict[str, Any]], list[tuple[Tensor, ...]]]
 """Inputs and the manifest's arguments to the chunks of an answer."""
@@ -75,6 +84,31 @@ def fault(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...
     raise failures[bytes(x.data)[4:]]
 
 
+def embedder(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    """How many tokens, their sum, the first and the last one: of length one."""
+    given_ = {tensor.name: np.frombuffer(tensor.data, "<i8").reshape(tensor.shape) for tensor in inputs}
+    ids, mask = given_["input_ids"], given_["attention_mask"]
+    kept = ids * mask
+    last = np.take_along_axis(ids, mask.sum(axis=1, keepdims=True) - 1, axis=1)[:, 0]
+    vectors = np.stack([mask.sum(axis=1), kept.sum(axis=1), ids[:, 0], last], axis=1).astype("<f4")
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-9))
+    return [(Tensor("embedding", "FP32", vectors.shape, vectors.tobytes()),)]
+
+
+def reader(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    """Scores of a text are how often it has each of three words."""
+    ids = np.frombuffer(inputs[0].data, "<i8").reshape(inputs[0].shape)
+    logits = np.stack([(ids == word).sum(axis=1) for word in (5, 6, 11)], axis=1).astype("<f4")
+    return [(Tensor("logits", "FP32", logits.shape, logits.tobytes()),)]
+
+
+def looker(inputs: Sequence[Tensor], _: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    """Scores of a picture are its mean colours, ten times over."""
+    (x,) = inputs
+    logits = 10 * np.frombuffer(x.data, "<f4").reshape(x.shape).mean(axis=(2, 3))
+    return [(Tensor("logits", "FP32", logits.shape, logits.astype("<f4").tobytes()),)]
+
+
 PROGRAMS: dict[str, tuple[Program, Signature]] = {
     "affine": (
         affine,
@@ -101,12 +135,45 @@ PROGRAMS: dict[str, tuple[Program, Signature]] = {
 }
 
 
+_TEXTS = (TensorSpec("input_ids", "INT64", (-1, -1)), TensorSpec("attention_mask", "INT64", (-1, -1), optional=True))
+_WORDS = TextInput(digest="words", max_tokens=16, truncates=False, vocabulary=14)
+_LOGITS = (TensorSpec("logits", "FP32", (-1, 3)),)
+TASKED: dict[str, tuple[Program, Signature, Task]] = {
+    "embedder": (
+        embedder,
+        Signature(_TEXTS, (TensorSpec("embedding", "FP32", (-1, 4)),)),
+        Task("embedding", "embedding", text=_WORDS, dimensions=(2, 3)),
+    ),
+    "reader": (
+        reader,
+        Signature(_TEXTS, _LOGITS),
+        Task("classification", "logits", text=_WORDS, labels=("dormouse", "sleep", "food")),
+    ),
+    "looker": (
+        looker,
+        Signature((TensorSpec("pixel_values", "FP32", (-1, 3, 4, 4)),), _LOGITS),
+        Task("classification", "logits", image=ImageInput("pixel_values", 4, 4), labels=("red", "green", "blue")),
+    ),
+}
+"""Functions that take texts or pictures; the tokenizer is the one of tiny models."""
+
+
+@cache
+def directory_of_words() -> str:
+    """Where the tokenizer is, as long as the tests run."""
+    directory = tempfile.TemporaryDirectory()
+    atexit.register(directory.cleanup)
+    save_tokenizer(Path(directory.name))
+    return directory.name
+
+
 @dataclass
 class Deployed:
     manifest: Manifest
     revision: int
     program: Program
     signature: Signature
+    task: Task | None = None
     loaded: bool = True
     requests: int = 0
     answers: int = 0
@@ -123,7 +190,7 @@ class Deployed:
             device_ns=count * DEVICE_NS,
             executions=count,
             last_ms=ENDED_MS if count else 0,
-            paths={Path.HOST: took} if count else {},
+            paths={Way.HOST: took} if count else {},
         )
 
 
@@ -154,6 +221,8 @@ class InMemory:
         vars(self).update(vars(InMemory()))
         for name, (program, signature) in PROGRAMS.items():
             self.deployed[name] = Deployed(Manifest(name, f"arithmetic:{name}"), 1, program, signature)
+        for name, (program, signature, task) in TASKED.items():
+            self.deployed[name] = Deployed(Manifest(name, f"arithmetic:{name}"), 1, program, signature, task)
 
     def live(self) -> bool:
         return self.is_live
@@ -169,7 +238,10 @@ class InMemory:
         found = self._find(name, version)
         manifest = found.manifest
         versions = (str(found.revision),)
-        return Description(name, versions, "numpy", found.signature, manifest.batch, manifest.slo, manifest.limits)
+        plain = Description(name, versions, "numpy", found.signature, manifest.batch, manifest.slo, manifest.limits)
+        if found.task is None:
+            return plain
+        return msgspec.structs.replace(plain, task=found.task, directory=directory_of_words(), deployed_s=DEPLOYED_S)
 
     def statistics(self, name: str | None = None, version: str | None = None) -> Sequence[Statistics]:
         """Of answers, each of which has waited and run for as long as its chunks say."""
@@ -209,7 +281,7 @@ class InMemory:
                     tensor for tensor in outputs if tensor.name in inference.outputs or not inference.outputs
                 )
                 found.answers += index == len(chunks) - 1
-                yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Path.HOST, QUEUED_NS, DEVICE_NS)
+                yield Chunk(wanted, index == len(chunks) - 1, str(found.revision), Way.HOST, QUEUED_NS, DEVICE_NS)
                 self._break()
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dormouse.connections import Patience
 from dormouse.gateway.app import create_app
 from dormouse.gateway.grpc_server import GrpcServer
+from dormouse.gateway.with_tasks import WithTasks
 from dormouse.serving import GRACE_S, PATIENT, bind, run, serve_app
 from dormouse.tenants.gate import Gate
 from dormouse.tls import Identity
@@ -51,9 +52,10 @@ def running(
         def tell(url: str) -> None:
             started.set_result(RunningServer(url, grpc.address, node, loop, stop))
 
-        app = create_app(node, body_limit_bytes=BODY_LIMIT_BYTES, gate=gate)
+        served = WithTasks(node)
+        app = create_app(served, body_limit_bytes=BODY_LIMIT_BYTES, gate=gate)
         with bind("127.0.0.1", 0) as listener:
-            async with grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate):
+            async with grpc.serving(served, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate):
                 await serve_app(
                     app, listener, on_ready=tell, stop=stop, hurry=hurry, patience=patience, identity=identity
                 )

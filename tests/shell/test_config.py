@@ -80,6 +80,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "head_timeout_s": 3.0,
             "body_timeout_s": 4.0,
             "connections": 5,
+            "image_pixels": 1000,
             "queue_length": 6,
             "allow_code": (code,),
             "threads": 5,
@@ -88,13 +89,15 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "routes": "peer",
             "calibrate": "off",
             "images": "dram",
+            "ledger": "off",
+            "ledger_sync": "power",
             "journal": tmp_path / "journal",
         },
     )
     save(first)
     assert configure(tmp_path / "state", {}) == first
     changed = set(msgspec.structs.asdict(first).items()) - set(msgspec.structs.asdict(Config(Path("s"))).items())
-    assert {key for key, _ in changed} == set(Config.__struct_fields__) - {"faults", "poison", "auth"}
+    assert {key for key, _ in changed} == set(Config.__struct_fields__) - {"faults", "poison", "auth", "tariff"}
 
 
 def test_a_start_without_flags_repeats_a_start_with_them_and_reset_forgets(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ def examples() -> list[str]:
     """Python that talks to a server."""
     texts = [(ROOT / name).read_text() for name in ("README.md", "docs/clients.md")]
     blocks = [block for text in texts for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
-    return [block for block in blocks if ":8000" in block or ":8001" in block]
+    # OpenAI's ask another function: test_readme runs the README's, and the last test here the other.
+    return [block for block in blocks if (":8000" in block or ":8001" in block) and "OpenAI(" not in block]
 
 
 def test_there_is_one_for_every_client() -> None:
@@ -35,3 +36,12 @@ def test_an_example_works(number: int, server: RunningServer) -> None:
     assert "output" in done.stdout or "0.6" in done.stdout, done.stdout
     (inference,) = server.node.seen
     assert (inference.name, inference.inputs[0].shape) == ("classifier", (1, 3))
+
+
+def test_the_example_for_openais_client_works(server: RunningServer) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/openai.md").read_text(), re.DOTALL)
+    code = code.replace("127.0.0.1:8000", server.address).replace("minilm", "embedder")
+    code = code.replace("A dormouse sleeps all winter.", "a dormouse sleeps all winter")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\[0\.\d+, 0\.\d+, 0\.\d+\]\n", done.stdout)

@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import BertProcessing
 from torch import nn
 
 TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
@@ -82,6 +86,21 @@ def save_huggingface(name: str, directory: Path, *, seed: int = 0, **settings: A
     model.save_pretrained(directory)
     assert isinstance(model, nn.Module)
     return model
+
+
+WORDS = ("a", "dormouse", "sleeps", "all", "winter", "and", "eats", "nuts", "in", "summer")
+
+
+def save_tokenizer(directory: Path) -> Tokenizer:
+    """A tokenizer of a few words beside a tiny model, with the special tokens of BERT."""
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    vocabulary = {word: number for number, word in enumerate((*special, *WORDS))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return tokenizer
 
 
 FACTORIES = textwrap.dedent(
@@ -215,6 +234,20 @@ FACTORIES = textwrap.dedent(
 
     def failing():
         return Failing(16), (torch.ones(1, 8),)
+
+
+    class Colours(nn.Module):
+        # scores of a picture are its mean red, green and blue
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((3,), 10.0))
+
+        def forward(self, picture):
+            return picture.mean((2, 3)) * self.weight
+
+
+    def colours():
+        return Colours(), (torch.ones(1, 3, 8, 8),)
 
 
     class Mixing(Net):

@@ -7,10 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from dormouse import traces
 from dormouse.core.messages import Command, Event, Reply
 from dormouse.core.types import FunctionId, Settings
 from dormouse.errors import ConfigurationFault
-from dormouse.sim import scenario, traces
+from dormouse.sim import scenario
 from dormouse.sim.capacity import largest_compliant
 from dormouse.sim.outcome import outcome_of
 from dormouse.sim.presets import MACHINES, PAPER_MODELS

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dormouse.sim import workload
-from dormouse.sim.workload import MINUTE_NS, SECOND_NS, Arrivals, Window
+from dormouse import workload
+from dormouse.workload import MINUTE_NS, SECOND_NS, Arrivals, Window
 
 HOUR_NS = 60 * MINUTE_NS
 RATES = [0.5, 1.5, 0.0, 2.0]

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from dormouse import workload
 from dormouse.core.messages import Command, Event, Execute, ExecutionFinished, ImageRead, Load, Refuse, Reply
 from dormouse.core.types import FunctionId, Path, Reason, Settings, Slo
 from dormouse.journal import encode_commands
-from dormouse.sim import workload
 from dormouse.sim.campaign import run
 from dormouse.sim.faults import Faults, inject
 from dormouse.sim.hardware import MIB, MS_NS, Device, Machine, Model

@@ -1,7 +1,6 @@
 """A server as the command line sees it: its address, and one method a question. Failures become DormouseErrors."""
 
 import json
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +12,7 @@ import msgspec
 
 from dormouse.errors import ConfigurationFault, DormouseError
 from dormouse.functions import Manifest
+from dormouse.tls import trusted
 
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -41,7 +41,7 @@ class Server:
             raise ConfigurationFault("key cannot be used: there are characters in it that no key has")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(None, connect=10)
-        self._http = httpx.Client(base_url=url, timeout=timeout, trust_env=False, headers=headers, verify=_trust(ca))
+        self._http = httpx.Client(base_url=url, timeout=timeout, trust_env=False, headers=headers, verify=trusted(ca))
 
     def __enter__(self) -> Self:
         return self
@@ -106,16 +106,6 @@ class Server:
         if answer.is_error:
             raise Refused(answer.status_code, _complaint(answer))
         return answer
-
-
-def _trust(ca: Path | None) -> ssl.SSLContext:
-    """Whom to believe that a server is who it says. Raises ConfigurationFault."""
-    try:
-        return ssl.create_default_context(cafile=None if ca is None else str(ca))
-    except ssl.SSLError:
-        raise ConfigurationFault(f"ca = {str(ca)!r} cannot be used: there is no certificate in PEM in it") from None
-    except OSError as fault:
-        raise ConfigurationFault(f"ca = {str(ca)!r} cannot be read: {fault.strerror}") from None
 
 
 def _complaint(answer: httpx.Response) -> str:

@@ -14,9 +14,11 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from dormouse import __version__
+from dormouse.cli.billing import bill, ledger_app, tariff_app
 from dormouse.cli.calibrate import calibrate_command
 from dormouse.cli.client import DEFAULT_SERVER, Refused, Server
 from dormouse.cli.keys import keys
+from dormouse.cli.load import load
 from dormouse.cli.manifests import Changes, manifest_of
 from dormouse.cli.simulate import replay, simulate
 from dormouse.cli.start import serve_command
@@ -62,8 +64,12 @@ app = typer.Typer(
 app.command("serve")(serve_command)
 app.add_typer(keys, name="keys")
 app.command("calibrate")(calibrate_command)
+app.command()(load)
 app.command()(simulate)
 app.command()(replay)
+app.command()(bill)
+app.add_typer(tariff_app, name="tariff")
+app.add_typer(ledger_app, name="ledger")
 
 
 def main() -> None:
@@ -142,14 +148,6 @@ def remove(name: Name, server: ServerOption = DEFAULT_SERVER, key: KeyOption = "
     with Server(server, key, ca) as remote:
         remote.remove(name)
     typer.echo(f"removed {name}")
-
-
-@app.command()
-def load(name: Name, server: ServerOption = DEFAULT_SERVER, key: KeyOption = "", ca: CaOption = None) -> None:
-    """Take a function into host memory."""
-    with Server(server, key, ca) as remote:
-        remote.load(name)
-    typer.echo(f"loaded {name}")
 
 
 @app.command()

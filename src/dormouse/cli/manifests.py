@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dormouse.core.types import Pin
 from dormouse.errors import ConfigurationFault
-from dormouse.functions import Manifest, checked, parse_manifest
+from dormouse.functions import Manifest, TaskManifest, checked, parse_manifest
 
 Part = TypeVar("Part", bound=Struct)
 
@@ -77,7 +77,20 @@ def _read(file: Path) -> Manifest:
         manifest,
         source=_located(manifest.source, file.parent),
         code=None if manifest.code is None else str((file.parent / manifest.code).absolute()),
+        task=manifest.task if isinstance(manifest.task, str) else _task(manifest.task, file.parent),
     )
+
+
+def _task(task: TaskManifest, directory: Path) -> TaskManifest:
+    """Labels are read here, since the server gives nobody its files to read."""
+    labels = task.labels
+    if isinstance(labels, str):
+        try:
+            labels = tuple(line.strip() for line in (directory / labels).read_text().splitlines() if line.strip())
+        except (OSError, UnicodeDecodeError) as fault:
+            raise ConfigurationFault(f"task.labels = {task.labels!r} cannot be read: {fault}") from None
+    tokenizer = None if task.tokenizer is None else str((directory / task.tokenizer).absolute())
+    return msgspec.structs.replace(task, labels=labels, tokenizer=tokenizer)
 
 
 def _fresh(source: str, name: str | None) -> Manifest:

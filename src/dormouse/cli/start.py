@@ -67,6 +67,9 @@ def serve_command(
     connections: Annotated[
         int | None, typer.Option(help="Connections open at once, at each door. [default: 4000]")
     ] = None,
+    image_pixels: Annotated[
+        int | None, typer.Option(help="Pixels of the largest picture that is decoded. [default: 32000000]")
+    ] = None,
     queue_length: Annotated[int | None, typer.Option(help="Requests waiting in all. [default: 10000]")] = None,
     allow_code: Annotated[
         list[Path] | None, typer.Option(help="Directory from which functions may import code; repeatable.")
@@ -86,6 +89,13 @@ def serve_command(
     images: Annotated[
         str | None, typer.Option(help="disk, or dram: in host memory only, and lost with the server. [default: disk]")
     ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="Record what bills are made from: on or off. [default: on]")
+    ] = None,
+    ledger_sync: Annotated[
+        str | None, typer.Option(help="What an entry survives: process (its end) or power. [default: process]")
+    ] = None,
+    tariff: Annotated[str | None, typer.Option(metavar="FILE", help="Prices from now on, in TOML.")] = None,
     journal: Annotated[str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto.")] = None,
     poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
     faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,

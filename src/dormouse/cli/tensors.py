@@ -41,6 +41,7 @@ def request_of(values: Mapping[str, object], metadata: Mapping[str, Any]) -> tup
 def text_input(text: str, metadata: Mapping[str, Any]) -> dict[str, object]:
     """The one BYTES input of a function, holding ``text``. Raises InvalidRequest if it has none, or several."""
     takers = [spec for spec in metadata["inputs"] if spec["datatype"] == "BYTES"]
+    takers = [spec for spec in takers if spec["name"] == "text"] or takers  # of a task that takes other bytes, too
     if len(takers) != 1:
         raise InvalidRequest(f"function {metadata['name']!r} has {len(takers)} inputs of texts; use --input or --json")
     value: object = text

@@ -11,6 +11,7 @@ from msgspec import Struct
 from dormouse.core.types import Bytes
 from dormouse.errors import ConfigurationFault, StateNotKept
 from dormouse.functions import Manifest
+from dormouse.tasks.description import Task
 from dormouse.tensors import Signature
 
 SCHEMA_VERSION = 1
@@ -41,6 +42,9 @@ class Deployed(Struct, frozen=True):
     available: bool = True
     durable: bool = True
     """Whether its image is on disk, and so survives a restart."""
+    task: Task | None = None
+    deployed_s: int = 0
+    """When, in seconds since 1970; 0: by a version that did not note it."""
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
+from dormouse.control.cashier import Cashier
 from dormouse.control.payloads import Answer, Outputs, Payloads
 from dormouse.core.messages import (
     Acknowledge,
@@ -66,6 +67,7 @@ class Controller:
         payloads: Payloads,
         directory_of: Callable[[FunctionId], Path],
         journal: JournalWriter | None = None,
+        cashier: Cashier | None = None,
         clock: Callable[[], Ns] = time.monotonic_ns,
     ) -> None:
         self.core = Scheduler(settings)
@@ -74,6 +76,7 @@ class Controller:
         self._payloads = payloads
         self._directory_of = directory_of
         self._journal = journal
+        self._cashier = cashier
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[tuple[Event, Outputs]] = deque()
@@ -102,6 +105,8 @@ class Controller:
         commands = self.core.handle(now, event)
         if self._journal is not None:
             self._journal.append(now, event, commands)
+        if self._cashier is not None:
+            self._cashier.book(now, event, commands, outputs, self.core.state)
         for command in commands:
             self._perform(command, outputs)
         self._release_ended(event, commands)
@@ -164,7 +169,7 @@ class Controller:
             case DeleteImage():
                 self._spawn(self._store.delete(command.function, self._directory_of(command.function)))
             case Reply():
-                self._payloads[command.request].answers.put_nowait(Answer(command, outputs.get(command.request, ())))
+                self._answer(command, outputs)
             case Refuse():
                 self._refuse(command)
             case Acknowledge():
@@ -173,6 +178,14 @@ class Controller:
                 self._set_timer(command.at_ns)
             case _ as never:
                 assert_never(never)
+
+    def _answer(self, reply: Reply, outputs: Outputs) -> None:
+        answers = self._payloads[reply.request].answers
+        answer = Answer(reply, outputs.get(reply.request, ()))
+        if self._cashier is None or not reply.final:
+            answers.put_nowait(answer)
+        else:
+            self._cashier.hand_out(reply.request, answers, answer)
 
     def _refuse(self, command: Refuse) -> None:
         retry_after_s = command.retry_after_ns / _SECOND_NS if command.retry_after_ns else None
@@ -224,5 +237,7 @@ class Controller:
             done.exception()
         if self._work:
             await asyncio.wait(self._work)
+        if self._cashier is not None:
+            await self._cashier.close(self._clock())
         if self._journal is not None:
             self._journal.close()

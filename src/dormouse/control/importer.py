@@ -13,6 +13,7 @@ from dormouse.errors import DormouseError, RefusedSource
 from dormouse.functions import Manifest
 from dormouse.model.import_process import ImportProcess
 from dormouse.store.image import remove_staging
+from dormouse.tasks.description import Task
 from dormouse.tensors import Signature
 
 
@@ -23,6 +24,7 @@ class Imported(Struct, frozen=True):
     state_bytes: Bytes
     signature: Signature
     platform: str
+    task: Task | None = None
 
 
 class _Failed(Struct, frozen=True):

@@ -21,6 +21,7 @@ from typing import Any
 from dormouse.calibration import stored, this_machine
 from dormouse.config import Config
 from dormouse.control.batching import likeness
+from dormouse.control.cashier import Cashier
 from dormouse.control.catalog import Catalog, Deployed
 from dormouse.control.controller import Controller
 from dormouse.control.devices import devices_of
@@ -30,6 +31,7 @@ from dormouse.control.payloads import Payloads
 from dormouse.control.portrait import Portrait
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import links_of
+from dormouse.control.watching import Watching
 from dormouse.core.messages import (
     FunctionDeployed,
     LoadRequested,
@@ -54,7 +56,6 @@ from dormouse.functions import Manifest, batch_of, checked, function_id, limits_
 from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics
-from dormouse.watch.history import BUCKET_NS
 from dormouse.watch.picture import Picture
 
 _LOG = logging.getLogger("dormouse.control")
@@ -87,6 +88,7 @@ class Node:
             topology=links.topology,
         )
         settings = with_policies(config.policy, plain)
+        self._cashier = None if config.ledger == "off" else _cashier(config, self._payloads)
         self._controller = Controller(
             settings,
             executors=self._executors,
@@ -94,13 +96,15 @@ class Node:
             payloads=self._payloads,
             directory_of=self._directory_of,
             journal=None if config.journal is None else JournalWriter(config.journal, settings),
+            cashier=self._cashier,
         )
         self._state = self._controller.core.state
         self._functions: dict[str, Deployed] = {}
         """The revision that each name stands for."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._portrait = Portrait(self._state, self._executors, self._store.arena)
-        self._next_point: asyncio.TimerHandle | None = None
+        portrait = Portrait(self._state, self._executors, self._store.arena)
+        costs = None if self._cashier is None else self._cashier.costs()
+        self._watching = Watching(portrait, self._functions, costs)
 
     # ------------------------------------------------------------------ from start to end
 
@@ -124,15 +128,12 @@ class Node:
         faults = await self._executors.start(self._devices, self._store.arena, self._controller.post)
         if not self._state.executors:
             raise ConfigurationFault("; ".join(faults) or f"device = {self._config.device!r}: no executor started")
+        if self._cashier is not None:
+            self._cashier.begin(max(executor.capacity_bytes for executor in self._state.executors.values()))
         self._forget_leftovers()
         for deployed in self._functions.values():
             self._restore(deployed)
-        self._take_points()
-
-    def _take_points(self) -> None:
-        """Of every function's history, now and every few seconds."""
-        self._portrait.take_points(self._functions)
-        self._next_point = asyncio.get_running_loop().call_later(BUCKET_NS / 1e9, self._take_points)
+        self._watching.start()
 
     def _forget_leftovers(self) -> None:
         """Keep the revisions that the catalog knows; remove what a crash left of any other."""
@@ -142,7 +143,7 @@ class Node:
         if lost:
             names = ", ".join(deployed.name for deployed in lost)
             _LOG.warning("forgotten, because their images lived in memory only; deploy them again: %s", names)
-        self._functions = {deployed.name: deployed for deployed in self._catalog.functions()}
+        self._functions.update({deployed.name: deployed for deployed in self._catalog.functions()})
         kept = {self._directory_of(_id(deployed)) for deployed in self._functions.values()}
         for directory in self._images.glob("*/*"):
             if directory not in kept:
@@ -154,11 +155,15 @@ class Node:
     def _restore(self, deployed: Deployed) -> None:
         """The core knows it at once; its image is parked meanwhile, where there is room."""
         spec, available = _spec(deployed), deployed.available
+        self._belongs(deployed)
         self._controller.begin(lambda op: FunctionDeployed(op, spec, restored=True, available=available))
 
+    def _belongs(self, deployed: Deployed) -> None:
+        if self._cashier is not None:
+            self._cashier.belongs(_id(deployed), deployed.manifest.tenant)
+
     async def _close(self) -> None:
-        if self._next_point is not None:
-            self._next_point.cancel()
+        await self._watching.close()
         await self._bring_state_home()
         await self._executors.stop()
         await self._controller.close()
@@ -208,7 +213,16 @@ class Node:
         deployed = self._find(name, version)
         manifest, versions = deployed.manifest, (str(deployed.revision),)
         return Description(
-            name, versions, deployed.platform, deployed.signature, manifest.batch, manifest.slo, manifest.limits
+            name,
+            versions,
+            deployed.platform,
+            deployed.signature,
+            manifest.batch,
+            manifest.slo,
+            manifest.limits,
+            task=deployed.task,
+            directory="" if deployed.task is None else str(self._directory_of(_id(deployed))),
+            deployed_s=deployed.deployed_s,
         )
 
     def function_ready(self, name: str, version: str | None = None) -> bool:
@@ -235,7 +249,7 @@ class Node:
         return row | {"batch": batch_row(deployed, self._state), "disk": disk_row(deployed, self._state)}
 
     def picture(self) -> Picture:
-        return self._portrait.picture(self._functions, self._controller.now())
+        return self._watching.picture(self._controller.now())
 
     def node(self) -> dict[str, Any]:
         server = {"pid": os.getpid(), "python_blocks": sys.getallocatedblocks()}
@@ -246,9 +260,11 @@ class Node:
     async def infer(self, inference: Inference) -> AsyncGenerator[Chunk, None]:
         deployed = self._find(inference.name, inference.version)
         function = _id(deployed)
-        request = self._payloads.accept(function, inference)
-        answers = self._payloads[request].answers
+        if self._cashier is not None:
+            self._cashier.check()
         now = self._controller.now()
+        request = self._payloads.accept(function, inference, now)
+        answers = self._payloads[request].answers
         rows, alike = likeness(inference) if deployed.manifest.batch.rows > 1 else (1, "")
         self._controller.post(
             RequestArrived(
@@ -270,7 +286,8 @@ class Node:
                     raise answer
                 reply = answer.reply
                 version = str(deployed.revision)
-                yield Chunk(answer.outputs, final, version, reply.path, reply.queued_ns, reply.device_ns)
+                name = "" if self._cashier is None else self._cashier.name_of(request)
+                yield Chunk(answer.outputs, final, version, reply.path, reply.queued_ns, reply.device_ns, name)
         finally:
             if not final:
                 self._cancel(request)
@@ -302,6 +319,7 @@ class Node:
             directory = self._directory_of(function_id(manifest.name, revision))
             imported = await self._imported(manifest, directory)
             deployed = _deployed(manifest, revision, imported, durable=self._durable)
+            self._belongs(deployed)
             try:
                 await self._controller.operate(lambda op: FunctionDeployed(op, _spec(deployed)))
             except BaseException:
@@ -365,6 +383,10 @@ def _measured(config: Config, devices: list[str]) -> Measured | None:
     return None if machine is None else stored(config.state_dir, machine)
 
 
+def _cashier(config: Config, payloads: Payloads) -> Cashier:
+    return Cashier.open(config.state_dir, config.ledger_sync, config.tariff, payloads, time.monotonic_ns())
+
+
 @contextlib.contextmanager
 def _owned(state_dir: Path) -> Iterator[None]:
     """Keep others out: a second server would take the first one's images for leftovers. Raises ConfigurationFault."""
@@ -406,4 +428,6 @@ def _deployed(manifest: Manifest, revision: int, imported: Imported, *, durable:
         signature=imported.signature,
         platform=imported.platform,
         durable=durable,
+        task=imported.task,
+        deployed_s=int(time.time()),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dormouse.core.messages import Reply
-from dormouse.core.types import Bytes, FunctionId, RequestId
+from dormouse.core.types import Bytes, FunctionId, Ns, RequestId
 from dormouse.errors import DormouseError, TooLarge, Unavailable
 from dormouse.slab import Slab
 from dormouse.submit import Inference
@@ -39,6 +39,10 @@ class Payload:
     inputs: tuple[TensorRef, ...]
     outputs: tuple[str, ...]
     offsets: tuple[Bytes, ...]
+    tenant: str = ""
+    arrived_ns: Ns = 0
+    entered: bool = False
+    """Its entry in the ledger has been made; there is never a second one."""
     answers: "asyncio.Queue[Answer | DormouseError]" = field(default_factory=asyncio.Queue)
 
 
@@ -50,7 +54,7 @@ class Payloads:
         self._open: dict[RequestId, Payload] = {}
         self._next = 1
 
-    def accept(self, function: FunctionId, inference: Inference) -> RequestId:
+    def accept(self, function: FunctionId, inference: Inference, now: Ns = 0) -> RequestId:
         """Copy a request's tensors into shared memory. Raises TooLarge or, when others fill the slab, Unavailable."""
         offsets = self._place(inference.inputs)
         inputs = tuple(
@@ -59,7 +63,7 @@ class Payloads:
         )
         request = RequestId(self._next)
         self._next += 1
-        self._open[request] = Payload(function, inputs, inference.outputs, offsets)
+        self._open[request] = Payload(function, inputs, inference.outputs, offsets, inference.tenant, now)
         return request
 
     def _place(self, tensors: Sequence[Tensor]) -> tuple[Bytes, ...]:

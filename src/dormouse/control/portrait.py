@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dormouse.control.catalog import Deployed
+from dormouse.control.costs import Costs
 from dormouse.control.inventory import index_entry, tier_of
 from dormouse.control.waiting import why_waiting
 from dormouse.core.ledger import Ledger
@@ -71,16 +72,17 @@ class Portrait:
         found = ((name, functions.get(_id(each))) for name, each in deployed.items())
         self._history.take((name, function.ledger) for name, function in found if function is not None)
 
-    def picture(self, deployed: Mapping[str, Deployed], now: Ns) -> Picture:
+    def picture(self, deployed: Mapping[str, Deployed], now: Ns, costs: Costs | None = None) -> Picture:
+        """``costs``: None, where there is no ledger."""
         if self._last is None or now - self._last_ns > FRESH_NS:
-            self._last, self._last_ns = self._taken(deployed, now), now
+            self._last, self._last_ns = self._taken(deployed, now, costs), now
         return self._last
 
-    def _taken(self, deployed: Mapping[str, Deployed], now: Ns) -> Picture:
+    def _taken(self, deployed: Mapping[str, Deployed], now: Ns, costs: Costs | None) -> Picture:
         state, epoch_ns = self._state, time.time_ns() - now
         self._count(deployed)
         waste = _waste(state)
-        functions = {name: self._watched(each, waste.get(_id(each), 0)) for name, each in deployed.items()}
+        functions = {name: self._watched(each, waste.get(_id(each), 0), costs) for name, each in deployed.items()}
         names = {_id(each): name for name, each in deployed.items()}
         return Picture(
             at_ms=_ms(now + epoch_ns),
@@ -93,6 +95,7 @@ class Portrait:
             loads=_loads(state, names, epoch_ns),
             queue=_queue(state, names, epoch_ns),
             host=self._host(),
+            currency="" if costs is None else costs.currency,
         )
 
     # ------------------------------------------------------------------ functions
@@ -113,7 +116,7 @@ class Portrait:
             self._counted[names[at]] = _counted(function.ledger)
             left -= 1
 
-    def _watched(self, deployed: Deployed, waste_bytes: Bytes) -> Watched:
+    def _watched(self, deployed: Deployed, waste_bytes: Bytes, costs: Costs | None) -> Watched:
         function = self._state.functions.get(_id(deployed))
         manifest, state = deployed.manifest, index_entry(deployed, function).state
         plain = Watched(
@@ -129,10 +132,11 @@ class Portrait:
             deadline_ms=manifest.slo.deadline_ms,
             percentile=manifest.slo.percentile,
         )
-        return plain if function is None else self._served(plain, function, waste_bytes)
+        return plain if function is None else self._served(plain, function, waste_bytes, costs)
 
-    def _served(self, plain: Watched, function: Function, waste_bytes: Bytes) -> Watched:
+    def _served(self, plain: Watched, function: Function, waste_bytes: Bytes, costs: Costs | None) -> Watched:
         ledger, counted = function.ledger, self._counted[function.id]
+        cost_nanos, cost_in_time = (None, 0) if costs is None else costs.of(function.id)
         graphs = self._executors.graphs_of(function.id)
         return Watched(
             name=plain.name,
@@ -162,6 +166,8 @@ class Portrait:
             evictions=ledger.evictions,
             waste_bytes=waste_bytes,
             eager_because=next((held.eager_because for held in graphs.values() if held.eager_because), ""),
+            cost_nanos=cost_nanos,
+            cost_in_time=cost_in_time,
         )
 
     # ------------------------------------------------------------------ the node

@@ -58,7 +58,7 @@ def _bind(turn: Turn, function: Function) -> bool:
         victims = turn.policies.eviction(state, target, function, turn.now)
         if victims is not None:
             for victim in victims:
-                turn.evict(state.functions[victim], target)
+                turn.evict(state.functions[victim], target, function.id)
             turn.load(function, target, source=source)
             if function.queue:
                 _execute(turn, function, target)

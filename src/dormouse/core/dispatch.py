@@ -104,7 +104,7 @@ def _load_somewhere(turn: Turn, function: Function, want: Want) -> bool:
         victims = turn.policies.eviction(turn.state, executor, function, turn.now)
         if victims is not None:
             for victim in victims:
-                turn.evict(turn.state.functions[victim], executor)
+                turn.evict(turn.state.functions[victim], executor, function.id)
             turn.load(function, executor, helpers=helpers(turn.state, executor, function, turn.now))
             return True
     return False

@@ -176,7 +176,7 @@ def _answer(turn: Turn, function: Function, request: Request, device_ns: Ns, par
         function.recent.ended(turn.now, latency_ns, in_time=in_time)
         function.ledger.queued_ns += request.started_ns - request.arrived_ns
         function.ledger.last_answer_ns = turn.now
-        turn.reply(request, device_ns, final=True)
+        turn.reply(request, device_ns, final=True, part_ns=part_ns, in_time=in_time)
     else:
         function.ledger.device_ns += part_ns
 

@@ -250,6 +250,8 @@ class Evict(Struct, frozen=True, tag=True):
     function: FunctionId
     earliest_ns: Ns = 0
     latest_ns: Ns = FOREVER_NS
+    cause: FunctionId | None = None
+    """Which function needs the room. None: it leaves of itself."""
 
 
 class Cancel(Struct, frozen=True, tag=True):
@@ -301,6 +303,10 @@ class Reply(Struct, frozen=True, tag=True):
     queued_ns: Ns
     """From arrival to the start of the execution."""
     device_ns: Ns = 0
+    part_ns: Ns = 0
+    """How much of the device's time is this request's own; the parts of a batch add up to all of it."""
+    in_time: bool = True
+    """Before its deadline."""
 
 
 class Refuse(Struct, frozen=True, tag=True):

@@ -52,7 +52,7 @@ def _bind_late(turn: Turn, idle: Executor) -> None:
     if victims is None:
         return
     for victim in victims:
-        turn.evict(state.functions[victim], idle)
+        turn.evict(state.functions[victim], idle, function.id)
     turn.load(function, idle, source=_fastest_source(state, idle, function))
 
 
@@ -95,7 +95,7 @@ def _help_where_it_pays(turn: Turn, idle: Executor, *, makes_room: bool) -> None
             if victims is None or (victims and not makes_room):
                 continue
             for victim in victims:
-                turn.evict(state.functions[victim], idle)
+                turn.evict(state.functions[victim], idle, function.id)
             turn.load(function, idle, source=busy.id)
             return
         if state.replicate_at_ns is None or at_ns < state.replicate_at_ns:

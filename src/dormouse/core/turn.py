@@ -50,7 +50,18 @@ from dormouse.core.state import (
     step,
 )
 from dormouse.core.tiering import HostTier, put_in_order
-from dormouse.core.types import FOREVER_NS, Bytes, CommandId, ExecutorId, Ns, OperationId, Path, Reason, RequestId
+from dormouse.core.types import (
+    FOREVER_NS,
+    Bytes,
+    CommandId,
+    ExecutorId,
+    FunctionId,
+    Ns,
+    OperationId,
+    Path,
+    Reason,
+    RequestId,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +307,13 @@ class Turn:
         for request in command.requests:
             self.state.requests[request].started_ns = self.now
 
-    def evict(self, function: Function, executor: Executor) -> None:
-        """Give a function's chunks back; they may be promised to the next load at once."""
+    def evict(self, function: Function, executor: Executor, cause: FunctionId | None = None) -> None:
+        """Give a function's chunks back; they may be promised to the next load, of ``cause``, at once."""
         self._change(function, executor, ResidencyChange.EVICT)
         residency = function.residencies[executor.id]
         executor.free_bytes += residency.size_bytes
         function.ledger.evicted(self.now - residency.loaded_ns)
-        self._send(executor, Evict(executor.id, self.number(), function.id))
+        self._send(executor, Evict(executor.id, self.number(), function.id, cause=cause))
         self.settle(function)
 
     def end_eviction(self, function: Function, executor: Executor) -> None:
@@ -416,9 +427,9 @@ class Turn:
         self.state.queued -= 1
         self.settle(function)
 
-    def reply(self, request: Request, device_ns: Ns, *, final: bool) -> None:
+    def reply(self, request: Request, device_ns: Ns, *, final: bool, part_ns: Ns = 0, in_time: bool = True) -> None:
         queued_ns = request.started_ns - request.arrived_ns
-        self.commands.append(Reply(request.id, final, request.path, queued_ns, device_ns))
+        self.commands.append(Reply(request.id, final, request.path, queued_ns, device_ns, part_ns, in_time))
 
     def refuse(self, request: Request, reason: Reason, message: str, retry_after_ns: Ns = 0) -> None:
         """End a request that is in no queue and on no lane (or is about to leave it)."""

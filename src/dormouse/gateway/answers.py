@@ -1,4 +1,4 @@
-"""What leaves the server: JSON, errors in the one form every client reads, tensors, JSON lines.
+"""What leaves the server: JSON, errors in the form that a door's clients read, tensors, JSON lines.
 
 Knows what an error looks like, and not what caused it.
 """
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dormouse.errors import DormouseError, Forbidden, Unavailable
+from dormouse.gateway import openai_form
 
 Handler = Callable[[Request], Awaitable[Response]]
 Result = TypeVar("Result")
@@ -25,6 +26,8 @@ NO_ONE_LEFT = 499
 """Status of an answer that nobody receives, since the client is gone."""
 
 CHALLENGE = 'Bearer realm="dormouse"'
+OPENAI = "/v1/"
+"""Below it, errors have OpenAI's form."""
 
 _UNWATCHED_S = 0.01
 """So long nobody looks whether the client is still there."""
@@ -36,11 +39,12 @@ def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | N
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
-def error_answer(fault: DormouseError) -> Response:
+def error_answer(fault: DormouseError, path: str = "") -> Response:
     headers = {"WWW-Authenticate": CHALLENGE} if fault.status == 401 else {}
     if fault.retry_after_s is not None or fault.status == 503:
         headers["Retry-After"] = str(max(1, math.ceil(fault.retry_after_s or 1)))
-    return json_answer({"error": fault.message}, fault.status, headers)
+    body = openai_form.error_body(fault) if path.startswith(OPENAI) else {"error": fault.message}
+    return json_answer(body, fault.status, headers)
 
 
 async def routing_answer(request: Request, fault: Exception) -> Response:
@@ -52,7 +56,11 @@ async def routing_answer(request: Request, fault: Exception) -> Response:
         text = f"{request.method} is not allowed on {path}; allowed: {allowed}"
     else:
         text = f"no such path: {path}"
-    return json_answer({"error": text}, fault.status_code, fault.headers)
+    refusal = DormouseError(text)
+    refusal.status = fault.status_code
+    answer = error_answer(refusal, path)
+    answer.headers.update(fault.headers or {})
+    return answer
 
 
 def guarded(handler: Handler) -> Handler:
@@ -63,13 +71,13 @@ def guarded(handler: Handler) -> Handler:
             _check_origin(request)
             return await handler(request)
         except DormouseError as fault:
-            return error_answer(fault)
+            return error_answer(fault, request.url.path)
         except ClientDisconnect:
             return Response(status_code=NO_ONE_LEFT)
         except asyncio.CancelledError:  # by the HTTP server, when its grace is over; the client still listens
-            return error_answer(Unavailable("the server is shutting down", retry_after_s=1))
+            return error_answer(Unavailable("the server is shutting down", retry_after_s=1), request.url.path)
         except Exception as fault:
-            return error_answer(unexpected(f"{request.method} {request.url.path}", fault))
+            return error_answer(unexpected(f"{request.method} {request.url.path}", fault), request.url.path)
 
     return answer
 

@@ -15,8 +15,9 @@ from dormouse.errors import DormouseError
 from dormouse.gateway.access import OPEN_PATHS, Table, Views, key_headers
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.answers import error_answer, guarded, json_answer, routing_answer
-from dormouse.gateway.dashboard import EVENTS, Dashboard, open_paths
+from dormouse.gateway.dashboard import EVENTS, Dashboard, Page
 from dormouse.gateway.openapi import document
+from dormouse.gateway.v1 import V1
 from dormouse.gateway.v2 import V2
 from dormouse.submit import Submit
 from dormouse.tenants.callers import STRANGER
@@ -30,7 +31,7 @@ _TABLE = "dormouse.table"
 """Where a request's scope has the handlers of its caller."""
 
 
-_OPEN = OPEN_PATHS | open_paths()
+_OPEN = OPEN_PATHS | Page().routes().keys()
 
 
 def create_app(
@@ -41,9 +42,14 @@ def create_app(
     ends = ended or asyncio.Event()
 
     def handlers(seen: Submit) -> Table:
-        table = V2(seen, body_limit_bytes).routes() | Admin(seen, body_limit_bytes).routes()
-        dashboard = Dashboard(seen, ends)
-        table |= dashboard.routes() | dashboard.page_routes()
+        doors = (
+            V2(seen, body_limit_bytes),
+            V1(seen, body_limit_bytes),
+            Admin(seen, body_limit_bytes),
+            Dashboard(seen, ends),
+            Page(),
+        )
+        table = {path: methods for door in doors for path, methods in door.routes().items()}
         table["/openapi.json"] = {"GET": _described}
         return {path: {name: guarded(each) for name, each in methods.items()} for path, methods in table.items()}
 
@@ -82,7 +88,7 @@ def _past_the_gate(gate: Gate, views: Views, inside: ASGIApp) -> ASGIApp:
                 return
             gate.enter(caller)
         except DormouseError as fault:
-            await error_answer(fault)(scope, receive, send)
+            await error_answer(fault, scope["path"])(scope, receive, send)
             return
         try:
             scope[_TABLE] = views.of(caller)

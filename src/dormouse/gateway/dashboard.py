@@ -55,11 +55,6 @@ def page_files() -> Mapping[str, File]:
     return found
 
 
-def open_paths() -> frozenset[str]:
-    """Those that need no key."""
-    return frozenset(("/", PAGE.rstrip("/"), *page_files()))
-
-
 class Dashboard:
     """The handlers of one caller."""
 
@@ -74,11 +69,6 @@ class Dashboard:
             EVENTS: {"GET": self._events},
         }
 
-    def page_routes(self) -> dict[str, dict[str, Handler]]:
-        """Those of the page itself, which no client reads but a browser."""
-        moved: dict[str, dict[str, Handler]] = {path: {"GET": _to_the_page} for path in ("/", PAGE.rstrip("/"))}
-        return moved | {path: {"GET": _file} for path in page_files()}
-
     async def _picture(self, _: Request) -> Response:
         return json_answer(self._submit.picture())
 
@@ -86,6 +76,15 @@ class Dashboard:
         if request.method == "HEAD":
             return Response(media_type=EventsAnswer.media_type)
         return EventsAnswer(self._feed.watch())
+
+
+class Page:
+    """The handlers of the page itself, which no client reads but a browser. They need no key."""
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        """Handlers by path and method."""
+        moved: dict[str, dict[str, Handler]] = {path: {"GET": _to_the_page} for path in ("/", PAGE.rstrip("/"))}
+        return moved | {path: {"GET": _file} for path in page_files()}
 
 
 async def _to_the_page(_: Request) -> Response:

@@ -86,6 +86,7 @@ def inference_of(asked: Asked, described: Description, version: str | None, at_m
         priority=_priority(asked.parameters),
         timeout_ns=min((each for each in (timeout_ns, at_most_ns) if each is not None), default=None),
         slo_ns=_duration({"slo_ms": asked.slo_ms, **asked.parameters}, "slo_ms", 1_000_000),
+        top_k=None if asked.parameters.get("top_k") is None else top_k(asked.parameters["top_k"]),
     )
 
 
@@ -99,6 +100,11 @@ def promised(headers: Mapping[str, str]) -> float | None:
             except ValueError:
                 raise InvalidRequest(f"header {name} is {shown(value)}, expected a number of milliseconds") from None
     return None
+
+
+def promised_ns(headers: Mapping[str, str]) -> Ns | None:
+    """The same in nanoseconds."""
+    return _duration({"slo_ms": promised(headers)}, "slo_ms", 1_000_000)
 
 
 def check_load(parameters: Iterable[str]) -> None:
@@ -193,6 +199,13 @@ def _priority(parameters: Mapping[str, object]) -> int:
     return priority or DEFAULT_PRIORITY
 
 
+def top_k(value: object) -> int:
+    """So many labels are wanted."""
+    if (wanted := natural("parameter", "top_k", value)) < 1:
+        raise InvalidRequest("parameter: top_k is 0, expected at least 1")
+    return min(wanted, LARGEST_PRIORITY)
+
+
 def _duration(parameters: Mapping[str, object], name: str, unit_ns: Ns) -> Ns | None:
     """A duration parameter in nanoseconds; 0 and nothing mean none given."""
     value = parameters.get(name)
@@ -221,11 +234,14 @@ def _names(names: Iterable[str]) -> str:
 
 def reply_parameters(chunk: Chunk) -> dict[str, str | int]:
     """How the answer came about, as parameters of the answer."""
-    return {
+    told: dict[str, str | int] = {
         "dormouse_path": str(chunk.path),
         "dormouse_queued_us": chunk.queued_ns // 1_000,
         "dormouse_device_us": chunk.device_ns // 1_000,
     }
+    if chunk.request:
+        told["dormouse_request"] = chunk.request
+    return told
 
 
 def ordered(inference: Inference, chunk: Chunk) -> list[Tensor]:

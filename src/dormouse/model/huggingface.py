@@ -4,27 +4,26 @@ Only classes of the installed transformers package, only safetensors, only local
 never run, and no weight is ever left random in silence.
 """
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from dormouse.errors import DormouseError, RefusedSource
 from dormouse.model.examples import from_configuration
 from dormouse.model.loaded import LoadedModel, Trial, one_line, prepared
+from dormouse.model.preprocessing import PREPROCESSOR, described, image_input
 from dormouse.model.tasks import description_files, resolved, wrapped
 from dormouse.store.index import HuggingFaceSkeleton
 
 CONFIG, WEIGHTS, PARTS = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 PLATFORM = "pytorch_huggingface"
-
-transformers.utils.logging.disable_progress_bar()
 
 
 def load(directory: Path, task: str, dtype: str | None, trial: Trial | None) -> LoadedModel:
@@ -41,7 +40,9 @@ def load(directory: Path, task: str, dtype: str | None, trial: Trial | None) -> 
     trials = (
         (trial,)
         if trial
-        else from_configuration(module.model.config, module.model.forward, module.model.main_input_name)
+        else from_configuration(
+            _sized(module.model.config, directory), module.model.forward, module.model.main_input_name
+        )
     )
     return LoadedModel(
         module=module,
@@ -53,6 +54,16 @@ def load(directory: Path, task: str, dtype: str | None, trial: Trial | None) -> 
         dtype=dtype,
         optional=frozenset({"attention_mask", "token_type_ids"}),
     )
+
+
+def _sized(config: Any, directory: Path) -> Any:
+    """A configuration that says how large pictures are, be it only its image processor's that does."""
+    image = image_input("", described(directory, PREPROCESSOR))
+    if image is None or hasattr(config, "image_size"):
+        return config
+    config = copy.deepcopy(config)
+    config.image_size = (image.height, image.width)
+    return config
 
 
 def rebuild(directory: Path, skeleton: HuggingFaceSkeleton, dtype: str | None) -> nn.Module:
@@ -101,6 +112,10 @@ def _fetched_kernels(config: Any) -> Iterator[str]:
 
 def class_of(architecture: str, directory: Path) -> Any:
     """The transformers class of that name. Raises RefusedSource if the package has none."""
+    # It takes as long to import as all else of an executor but torch, and who serves no such model does not need it.
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
     try:
         found = getattr(transformers, architecture, None)
     except (ImportError, RuntimeError) as fault:

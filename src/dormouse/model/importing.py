@@ -18,6 +18,7 @@ from dormouse.errors import DormouseError, RefusedSource
 from dormouse.functions import Manifest
 from dormouse.model import skeleton, sources
 from dormouse.model.datatypes import bytes_of, dtype_name
+from dormouse.model.keeping import kept_of
 from dormouse.model.likeness import import_like
 from dormouse.model.loaded import LoadedModel, one_line
 from dormouse.model.outputs import Output
@@ -25,6 +26,7 @@ from dormouse.model.profiling import KeptTensor, Profile, kept_tensors, profiled
 from dormouse.model.together import prove_together
 from dormouse.store.image import laid_out, staged, write_data
 from dormouse.store.index import DATA_FILE, ImageIndex, TensorEntry, write_index
+from dormouse.tasks.description import Task
 from dormouse.tensors import Signature
 
 CORES_PER_THREAD = 4
@@ -50,6 +52,7 @@ class ImportSummary(Struct, frozen=True):
     signature: Signature
     platform: str
     dtype: str | None
+    task: Task | None = None
 
 
 class ImportFailure(Struct, frozen=True):
@@ -63,10 +66,13 @@ def import_model(manifest: Manifest, target: Path, allow_code: Sequence[Path], *
         loaded = sources.load(manifest, allow_code)
         profile = profiled(loaded)
         prove_together(manifest, loaded.module, profile, _alike)
-        index = _index(loaded, profile)
+        kept = kept_of(manifest, loaded, profile.signature)
+        index = _index(loaded, profile, kept.task)
         for file, name in loaded.files:
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, staging / name)
+        for name, content in kept.files.items():
+            (staging / name).write_bytes(content)
         if loaded.write_more is not None:
             loaded.write_more(staging)
         checksums = write_data(staging, _contents(loaded, profile, index), durable=durable)
@@ -81,10 +87,10 @@ def inspect_model(manifest: Manifest, allow_code: Sequence[Path]) -> ImageIndex:
     loaded = sources.load(manifest, allow_code)
     profile = profiled(loaded)
     prove_together(manifest, loaded.module, profile, _alike)
-    return _index(loaded, profile)
+    return _index(loaded, profile, kept_of(manifest, loaded, profile.signature).task)
 
 
-def _index(loaded: LoadedModel, profile: Profile) -> ImageIndex:
+def _index(loaded: LoadedModel, profile: Profile, task: Task | None) -> ImageIndex:
     entries = [(_entry(item), index in profile.changed) for index, item in enumerate(profile.order)]
     tensors, weight_bytes, image_bytes = laid_out(
         [entry for entry, changed in entries if not changed], [entry for entry, changed in entries if changed]
@@ -100,6 +106,7 @@ def _index(loaded: LoadedModel, profile: Profile) -> ImageIndex:
         signature=profile.signature,
         platform=loaded.platform,
         dtype=loaded.dtype,
+        task=task,
     )
 
 
@@ -173,7 +180,13 @@ def answered(request: bytes) -> ImportSummary | ImportFailure:
     except (Exception, SystemExit) as fault:
         return ImportFailure(f"the model cannot be imported: {one_line(fault)}", 400)
     return ImportSummary(
-        index.image_bytes, index.state_bytes, len(index.tensors), index.signature, index.platform, index.dtype
+        index.image_bytes,
+        index.state_bytes,
+        len(index.tensors),
+        index.signature,
+        index.platform,
+        index.dtype,
+        index.task,
     )
 
 

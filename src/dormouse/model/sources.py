@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dormouse.errors import RefusedSource
-from dormouse.functions import Manifest
+from dormouse.functions import Manifest, task_of
 from dormouse.model import exported, factory, huggingface
 from dormouse.model.examples import from_manifest
 from dormouse.model.loaded import LoadedModel
@@ -23,7 +23,7 @@ def load(manifest: Manifest, allow_code: Sequence[Path]) -> LoadedModel:
     path = Path(manifest.source)
     trial = from_manifest(manifest.inputs) if manifest.inputs else None
     if path.is_dir():
-        return huggingface.load(path, manifest.task, manifest.dtype, trial)
+        return huggingface.load(path, task_of(manifest).kind, manifest.dtype, trial)
     if path.suffix == ".pt2" and path.is_file():
         return exported.load(path, manifest.dtype, trial)
     if REFERENCE.fullmatch(manifest.source):

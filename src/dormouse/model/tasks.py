@@ -107,6 +107,8 @@ def resolved(task: str, architecture: str, directory: Path) -> str:
         return task
     if (directory / "modules.json").exists():
         return "embedding"
+    if architecture.endswith(("ForSequenceClassification", "ForImageClassification")):
+        return "classification"
     return "next-token" if architecture.endswith(("ForCausalLM", "LMHeadModel")) else "raw"
 
 

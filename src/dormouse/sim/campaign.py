@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.progress import track
 
+from dormouse import workload
 from dormouse.core.messages import (
     Acknowledge,
     Command,
@@ -36,7 +37,7 @@ from dormouse.core.tiering import HOST_TIER
 from dormouse.core.types import FunctionId, Limits, Ns, OperationId, Pin, RequestId, Settings, Slo
 from dormouse.core.types import Path as RequestPath
 from dormouse.journal import JournalWriter
-from dormouse.sim import invariants, workload
+from dormouse.sim import invariants
 from dormouse.sim.faults import Faults, inject
 from dormouse.sim.hardware import MIB, MS_NS, Device, Machine, Model
 from dormouse.sim.world import World

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from dormouse import traces, workload
 from dormouse.core.binding import BINDING
 from dormouse.core.eviction import EVICTION
 from dormouse.core.placement import PLACEMENT
@@ -24,7 +25,6 @@ from dormouse.core.tiering import HOST_TIER
 from dormouse.core.types import Bytes, DeviceId, FunctionId, Ns, Pair, Settings, Slo, Topology
 from dormouse.core.types import Link as DeviceLink
 from dormouse.errors import ConfigurationFault
-from dormouse.sim import traces, workload
 from dormouse.sim.faults import Faults
 from dormouse.sim.hardware import MIB, MS_NS, Device, Machine, Model
 from dormouse.sim.presets import MACHINES, MODELS

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from dormouse.core.types import Bytes
 from dormouse.errors import RefusedSource
+from dormouse.tasks.description import Task
 from dormouse.tensors import Signature
 
 FORMAT = 1
@@ -79,6 +80,8 @@ class ImageIndex(Struct, frozen=True):
     """For V2 metadata: ``pytorch_huggingface``, ``pytorch_export``, ``pytorch_module``."""
     dtype: str | None = None
     """What floating-point tensors were cast to at deploy; None: as the source had them."""
+    task: Task | None = None
+    """What texts or pictures are answered with, if anything."""
     durable: bool = True
     """The data file stays when the image has been read; else the image is in memory from then on, and nowhere else."""
     format: int = FORMAT

@@ -8,7 +8,7 @@ from typing import Any
 
 from dormouse.watch.picture import Picture, Point, Watched
 
-_WHOLE = ("devices", "loads", "queue", "host", "totals")
+_WHOLE = ("devices", "loads", "queue", "host", "totals", "currency")
 _FIELDS = Watched.__struct_fields__
 
 

@@ -113,6 +113,11 @@ class Watched(Struct, frozen=True):
     evictions: int = 0
     waste_bytes: Bytes = 0
     eager_because: str = ""
+    cost_nanos: int | None = None
+    """Of its answers and its memory since the server started, by the ledger, in billionths of the currency. None: there
+    is no ledger, or it has not said yet."""
+    cost_in_time: int = 0
+    """Its requests in time that are in the cost."""
 
 
 class Host(Struct, frozen=True):
@@ -135,6 +140,9 @@ class Totals(Struct, frozen=True):
     requests_per_s: float = 0
     queued: int = 0
     paths: Mapping[str, int] = {}
+    cost_nanos: int | None = None
+    nanos_per_request_in_time: int | None = None
+    """The price of success: all that was charged, by the requests in time."""
 
 
 class Picture(Struct, frozen=True):
@@ -156,6 +164,7 @@ class Picture(Struct, frozen=True):
     queue: tuple[Waiting, ...] = ()
     """Those who have waited longest, first; not all, where there are many."""
     host: Host | None = None
+    currency: str = ""
 
 
 def totals_of(functions: Mapping[str, Watched]) -> Totals:
@@ -165,6 +174,8 @@ def totals_of(functions: Mapping[str, Watched]) -> Totals:
         for path, count in each.paths.items():
             paths[path] = paths.get(path, 0) + count
     rows = functions.values()
+    costs = [row.cost_nanos for row in rows if row.cost_nanos is not None]
+    in_time = sum(row.cost_in_time for row in rows)
     return Totals(
         functions=len(functions),
         compliant=sum(row.compliant for row in rows),
@@ -173,4 +184,6 @@ def totals_of(functions: Mapping[str, Watched]) -> Totals:
         requests_per_s=round(sum(row.requests_per_s for row in rows), 1),
         queued=sum(row.queued for row in rows),
         paths=paths,
+        cost_nanos=sum(costs) if costs else None,
+        nanos_per_request_in_time=sum(costs) // in_time if costs and in_time else None,
     )

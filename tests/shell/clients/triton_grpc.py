@@ -232,6 +232,16 @@ def test_aio_streams(server: RunningServer) -> None:
     with_aio(server, talk)
 
 
+# ------------------------------------------------------------------ texts
+
+
+def test_texts_go_in_and_labels_come_out(client: Any) -> None:
+    wanted = [triton.InferRequestedOutput(name) for name in ("label", "score")]
+    answer = client.infer("reader", [tensor(np.array([b"nuts nuts"], object), "BYTES", "text")], outputs=wanted)
+    assert answer.as_numpy("label")[0, 0] == b"food"
+    assert answer.as_numpy("score").shape == (1, 3)
+
+
 # ------------------------------------------------------------------ the protocol itself
 
 

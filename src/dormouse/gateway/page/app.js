@@ -5,7 +5,7 @@ import { Devices } from "./devices.js";
 import { Model } from "./model.js";
 import { Stream } from "./stream.js";
 import { Table } from "./table.js";
-import { PATHS, count, duration, element, pathBar, plural, put, rate, share, size } from "./words.js";
+import { PATHS, count, duration, element, money, pathBar, plural, put, rate, share, size } from "./words.js";
 
 const KEY = "dormouse-key";
 const THEME = "dormouse-theme";
@@ -58,6 +58,7 @@ function draw() {
   if (dirty) {
     dirty = false;
     const began = performance.now();
+    document.body.classList.remove("unknown");
     drawTotals();
     if (model.node) devices.render();
     drawQueue();
@@ -80,9 +81,9 @@ function drawTotals() {
   at("to-devices").hidden = !model.node;
   at("host-figure").hidden = !model.host;
   if (model.host) put(at("host"), `${size(model.host.used_bytes)} of ${size(model.host.capacity_bytes)}, ${plural(model.host.images, "image")}`);
-  const cost = totals.cost;
-  at("cost-figure").hidden = cost === undefined || cost === null;
-  if (cost) put(at("cost"), cost);
+  const nanos = totals.nanos_per_request_in_time;
+  at("cost-figure").hidden = nanos === null;
+  if (nanos !== null) put(at("cost"), money(nanos, model.currency));
   drawPaths(totals.paths);
   document.title = model.functions.size ? `${totals.compliant}/${totals.functions} inside SLO – Dormouse` : "Dormouse";
 }
@@ -123,7 +124,7 @@ function drawQueue() {
 function tell(state, text) {
   at("link").dataset.state = state;
   put(at("link"), text);
-  document.body.classList.toggle("stale", state !== "live");
+  document.body.classList.toggle("stale", state === "lost");
 }
 
 function askForKey(complaint) {

@@ -1,7 +1,7 @@
 // One function, all that is known of it. Numbers move on while it is open.
 
 import { draw, spark } from "./spark.js";
-import { PATHS, count, duration, element, pathBar, plural, put, rate, share, size } from "./words.js";
+import { PATHS, count, duration, element, money, pathBar, plural, put, rate, share, size } from "./words.js";
 
 export class Detail {
   constructor(dialog, model, ask) {
@@ -72,7 +72,7 @@ export class Detail {
     const minutes = Math.round((60 * this.model.bucketMs) / 60000);
     put(this.axis, `The last ${plural(minutes, "minute")}. The dashed line is the deadline, ${duration(row.deadline_ms)}; the upper edge is twice that.`);
     pathBar(this.bar, row.paths);
-    this.fill(this.facts, facts(row));
+    this.fill(this.facts, facts(row, this.model));
     if (this.bucket !== this.model.bucket) {
       this.bucket = this.model.bucket;
       this.fetch(this.name);
@@ -148,7 +148,7 @@ function listed(counts) {
     .join(", ");
 }
 
-function facts(row) {
+function facts(row, model) {
   return [
     ["SLO", `${row.percentile} % within ${duration(row.deadline_ms)}`],
     ["In time", row.requests ? `${share(row.in_time, row.requests)} of ${count(row.requests)}` : "not asked yet"],
@@ -164,7 +164,8 @@ function facts(row) {
     ["Runtime state", row.state_bytes ? size(row.state_bytes) : ""],
     ["Unused in last chunks", row.waste_bytes ? size(row.waste_bytes) : ""],
     ["Without CUDA graphs", row.eager_because],
-    ["Cost", row.cost],
+    ["Cost", row.cost_nanos === null ? "" : money(row.cost_nanos, model.currency)],
+    ["For each in time", row.cost_in_time && row.cost_nanos !== null ? money(row.cost_nanos / row.cost_in_time, model.currency) : ""],
   ];
 }
 

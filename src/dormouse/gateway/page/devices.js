@@ -159,7 +159,7 @@ class Card {
       pen.strokeRect(x + 1, y + 1, Math.max(inner - 2, 0), LANE - 2);
     }
     if (inner > 44) {
-      pen.fillStyle = "#101014";
+      pen.fillStyle = load || place.state === "evicting" ? colours.ink : "#101014";
       pen.fillText(fitted(pen, place.function, inner - 12), x + 6, y + LANE / 2 + 0.5);
     }
   }

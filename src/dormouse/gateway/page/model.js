@@ -16,6 +16,7 @@ export class Model {
     this.queue = [];
     this.host = null;
     this.totals = null;
+    this.currency = "";
     this.bucket = 0;
     this.bucketMs = 5000;
     this.ahead = 0;
@@ -44,7 +45,7 @@ export class Model {
   }
 
   take(data) {
-    for (const name of ["devices", "loads", "queue", "host", "totals"]) if (name in data) this[name] = data[name];
+    for (const name of ["devices", "loads", "queue", "host", "totals", "currency"]) if (name in data) this[name] = data[name];
     this.ahead = Date.now() - data.at_ms;
   }
 

@@ -1,7 +1,7 @@
 // The table of functions. Only the rows that can be seen exist, however many functions there are.
 
 import { draw, spark } from "./spark.js";
-import { count, duration, element, pathBar, put, rate, size } from "./words.js";
+import { count, duration, element, money, pathBar, put, rate, size } from "./words.js";
 
 const OVERSCAN = 4;
 const ALWAYS = 8; // rows, wherever the page is scrolled to
@@ -19,7 +19,7 @@ export const COLUMNS = [
   { key: "queued", name: "Waiting", number: true },
   { key: "image_bytes", name: "Image", number: true },
   { key: "evictions", name: "Evicted", number: true },
-  { key: "cost", name: "Cost", number: true, optional: true },
+  { key: "cost_nanos", name: "Cost", number: true, optional: true },
 ];
 
 export class Table {
@@ -82,8 +82,7 @@ export class Table {
       if (cell.getAttribute("aria-sort") !== now) cell.setAttribute("aria-sort", now);
     }
     const all = this.model.functions;
-    const costs = [...all.values()].some((row) => row.cost !== undefined && row.cost !== null);
-    this.grid.classList.toggle("costs", costs);
+    this.grid.classList.toggle("costs", this.model.currency !== "");
     const kept = [...all.values()].filter((row) => this.keeps(row));
     this.order = kept.sort((a, b) => this.compare(a, b)).map((row) => row.name);
     this.rowsAt = new Map(this.order.map((name, at) => [name, at]));
@@ -246,7 +245,7 @@ class Row {
     put(cells.queued, row.queued ? count(row.queued) : "");
     put(cells.image_bytes, size(row.image_bytes));
     put(cells.evictions, row.evictions ? count(row.evictions) : "");
-    put(cells.cost, row.cost === undefined || row.cost === null ? "" : row.cost);
+    put(cells.cost_nanos, row.cost_nanos === null ? "" : money(row.cost_nanos, ""));
     if (this.paths !== row.paths) {
       this.paths = row.paths;
       pathBar(this.bar, row.paths);

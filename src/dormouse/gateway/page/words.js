@@ -40,6 +40,13 @@ export function share(part, whole) {
   return `${percent === 100 ? "100" : Math.min(percent, 99.99).toFixed(percent < 99 ? 1 : 2)} %`;
 }
 
+// Billionths of a currency, with as many digits as say something.
+export function money(nanos, currency) {
+  const amount = nanos / 1e9;
+  const digits = amount === 0 || amount >= 1 ? 2 : Math.min(9, 1 - Math.floor(Math.log10(amount)));
+  return `${amount.toFixed(digits)} ${currency}`.trim();
+}
+
 export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }

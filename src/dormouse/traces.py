@@ -10,7 +10,7 @@ from typing import TextIO
 import numpy as np
 
 from dormouse.errors import ConfigurationFault
-from dormouse.sim.workload import Window
+from dormouse.workload import Window
 
 MOST_A_MINUTE = 60_000_000
 
@@ -37,8 +37,8 @@ def calls_per_minute(file: Path) -> list[list[int]]:
 def client_windows(file: Path) -> list[list[Window]]:
     """Rate and gap distribution of every client by window (ServeGen's ``client_rates``), without those never seen."""
     clients: dict[int, list[Window]] = {}
-    with _opened(file) as text:
-        for line, row in _rows(file, text, ("client_id", "rate_rps", "iat_dist", "iat_p1")):
+    with opened(file) as text:
+        for line, row in rows(file, text, ("client_id", "rate_rps", "iat_dist", "iat_p1")):
             try:
                 rate, kind = float(row["rate_rps"]), row["iat_dist"].lower()
                 if not 0 <= rate <= MOST_A_MINUTE / 60:
@@ -57,9 +57,9 @@ def client_windows(file: Path) -> list[list[Window]]:
 
 def invocation_totals(file: Path) -> list[int]:
     """How often each application was called (Azure Functions 2019, day 1), the most popular first."""
-    with _opened(file) as text:
+    with opened(file) as text:
         totals = []
-        for line, row in _rows(file, text, ("NumInvocations",)):
+        for line, row in rows(file, text, ("NumInvocations",)):
             if not row["NumInvocations"].isdecimal():
                 raise ConfigurationFault(
                     f"trace {file} line {line}: {row['NumInvocations']!r} is no number of invocations"
@@ -69,7 +69,8 @@ def invocation_totals(file: Path) -> list[int]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[TextIO]:
+def opened(file: Path) -> Iterator[TextIO]:
+    """The text of a trace, packed or not. Raises ConfigurationFault."""
     try:
         with gzip.open(file, "rt", newline="") if file.suffix == ".gz" else file.open(newline="") as text:
             yield text
@@ -79,7 +80,8 @@ def _opened(file: Path) -> Iterator[TextIO]:
         raise ConfigurationFault(f"trace {file} cannot be read: {fault}") from None
 
 
-def _rows(file: Path, text: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+def rows(file: Path, text: TextIO, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Every line's number and its columns, of which ``columns`` are there. Raises ConfigurationFault."""
     reader = csv.DictReader(text)
     missing = [column for column in columns if column not in (reader.fieldnames or ())]
     if missing:
