@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "journal",
         "load",
         "sim",
+        "watch",
     },
     "__init__": set(),
 }

@@ -33,10 +33,13 @@ class Watching:
 
     def start(self) -> None:
         """Take points from now on."""
+        self._tick()
+        self._next = self._loop.call_later(BUCKET_NS / 1e9, self.start)
+
+    def _tick(self) -> None:
         self._portrait.take_points(self._deployed)
         if self._asked_ns is not None and self._now() - self._asked_ns < WATCHED_NS:
             self._look_at_costs()
-        self._next = self._loop.call_later(BUCKET_NS / 1e9, self.start)
 
     def picture(self, now: Ns) -> Picture:
         first, self._asked_ns = self._asked_ns is None, self._now()

@@ -4,12 +4,17 @@ A changed function is told by the fields that differ, a changed device, load or 
 them. Histories are told by the points that have come.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_type_hints
 
+import msgspec
+
+from dormouse.watch.history import POINTS
 from dormouse.watch.picture import Picture, Point, Watched
 
 _WHOLE = ("devices", "loads", "queue", "host", "totals", "currency")
 _FIELDS = Watched.__struct_fields__
+_TYPES = get_type_hints(Picture)
 
 
 def between(before: Picture, after: Picture) -> dict[str, Any]:
@@ -55,3 +60,22 @@ def _points(before: Picture, after: Picture) -> dict[str, tuple[Point | None, ..
     come = after.bucket - before.bucket
     fresh = {name: points[-come:] for name, points in after.histories.items()}
     return {name: points for name, points in fresh.items() if any(point is not None for point in points)}
+
+
+def applied(before: Picture, told: Mapping[str, Any]) -> Picture:
+    """The picture after changes, as they come out of JSON."""
+    changed = {name: msgspec.convert(told[name], _TYPES[name]) for name in (*_WHOLE, "at_ms", "bucket") if name in told}
+    functions, histories = dict(before.functions), dict(before.histories)
+    for name, fields in told.get("functions", {}).items():
+        if fields is None:
+            del functions[name]
+            histories.pop(name, None)
+        else:
+            known = msgspec.to_builtins(functions[name]) if name in functions else {}
+            functions[name] = msgspec.convert({**known, **fields}, Watched)
+    if "bucket" in told:
+        come = min(told["bucket"] - before.bucket, POINTS)
+        for name in functions:
+            fresh = msgspec.convert(told["points"].get(name, [None] * come), tuple[Point | None, ...])
+            histories[name] = (*histories.get(name, ()), *fresh)[-POINTS:]
+    return msgspec.structs.replace(before, functions=functions, histories=histories, **changed)
