@@ -179,7 +179,7 @@ def test_points_are_taken_by_the_clock_and_costs_come_while_somebody_watches(tmp
             watching, before = node._watching, node.picture()
             assert watching._looking is not None
             await watching._looking
-            watching._tick()
+            watching.start()
             await watching._looking
             after = fresh(node)
             assert after.bucket == before.bucket + 1

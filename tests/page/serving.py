@@ -21,6 +21,11 @@ class Served:
     url: str
     node: Submit
     loop: asyncio.AbstractEventLoop
+    stopping: asyncio.Event
+
+    def stop(self) -> None:
+        """Ask it to; it has, when it has been left."""
+        self.loop.call_soon_threadsafe(self.stopping.set)
 
     @property
     def page(self) -> str:
@@ -45,11 +50,9 @@ def ready(node: Submit) -> OpenNode:
 def served(open_node: OpenNode, gate: Gate | None = None, port: int = 0) -> Iterator[Served]:
     """Ready when entered, gone when left."""
     started: concurrent.futures.Future[Served] = concurrent.futures.Future()
-    stops: list[asyncio.Event] = []
 
     async def serve() -> None:
         stop = asyncio.Event()
-        stops.append(stop)
         with bind("127.0.0.1", port) as listener:
             async with open_node() as node:
                 loop = asyncio.get_running_loop()
@@ -57,7 +60,7 @@ def served(open_node: OpenNode, gate: Gate | None = None, port: int = 0) -> Iter
                 await serve_app(
                     app,
                     listener,
-                    on_ready=lambda url: started.set_result(Served(url, node, loop)),
+                    on_ready=lambda url: started.set_result(Served(url, node, loop, stop)),
                     stop=stop,
                     hurry=asyncio.Event(),
                 )
@@ -76,5 +79,5 @@ def served(open_node: OpenNode, gate: Gate | None = None, port: int = 0) -> Iter
     try:
         yield server
     finally:
-        server.loop.call_soon_threadsafe(stops[0].set)
+        server.stop()
         thread.join()

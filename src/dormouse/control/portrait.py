@@ -5,9 +5,11 @@ picture, in turn: a picture takes no longer however many functions are busy, and
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from dormouse.control.catalog import Deployed
 from dormouse.control.costs import Costs
@@ -16,9 +18,9 @@ from dormouse.control.waiting import why_waiting
 from dormouse.core.ledger import Ledger
 from dormouse.core.state import Executor, Function, ImageState, Residency, State
 from dormouse.core.types import Bytes, ExecutorId, FunctionId, Ns, Pin
-from dormouse.functions import function_id
+from dormouse.functions import function_id, name_of
 from dormouse.watch.history import BUCKET_NS, History, merged
-from dormouse.watch.picture import Device, Host, Load, Picture, Place, Waiting, Watched, totals_of
+from dormouse.watch.picture import Device, Host, Load, Picture, Place, Point, Waiting, Watched, totals_of
 from dormouse.wire import GraphsHeld
 
 FRESH_NS: Ns = 100_000_000
@@ -53,6 +55,32 @@ class _Counted:
     paths: Mapping[str, int] = field(default_factory=dict)
 
 
+class _Marks(NamedTuple):
+    """What a row says that changes: equal marks, equal rows."""
+
+    requests: int
+    in_time: int
+    cancelled: int
+    evictions: int
+    loads: int
+    queued: int
+    service: str
+    image: str
+    places: tuple[tuple[ExecutorId, str], ...]
+    counted: _Counted
+    rate: float
+    waste_bytes: Bytes
+    cost: tuple[int | None, int]
+    eager_because: str
+
+
+class _Seen(NamedTuple):
+    """What a row was made from."""
+
+    deployed: Deployed
+    marks: _Marks | None
+
+
 class Portrait:
     """Of one node. It remembers histories, and the last picture."""
 
@@ -62,15 +90,17 @@ class Portrait:
         self._memory = memory
         self._history = History()
         self._counted: dict[FunctionId, _Counted] = {}
+        self._known_rows: dict[str, tuple[_Seen, Watched]] = {}
+        self._known_histories: tuple[int, Mapping[str, tuple[Point | None, ...]]] = (-1, {})
         self._turn = 0
         self._last: Picture | None = None
         self._last_ns: Ns = 0
 
-    def take_points(self, deployed: Mapping[str, Deployed]) -> None:
-        """To be called every BUCKET_NS."""
+    def taking_points(self, deployed: Mapping[str, Deployed]) -> Iterator[None]:
+        """To be begun every BUCKET_NS, and gone on with until it ends."""
         functions = self._state.functions
-        found = ((name, functions.get(_id(each))) for name, each in deployed.items())
-        self._history.take((name, function.ledger) for name, function in found if function is not None)
+        found = [(name, functions.get(_id(each))) for name, each in deployed.items()]
+        return self._history.taking((name, function.ledger) for name, function in found if function is not None)
 
     def picture(self, deployed: Mapping[str, Deployed], now: Ns, costs: Costs | None = None) -> Picture:
         """``costs``: None, where there is no ledger."""
@@ -82,14 +112,14 @@ class Portrait:
         state, epoch_ns = self._state, time.time_ns() - now
         self._count(deployed)
         waste = _waste(state)
-        functions = {name: self._watched(each, waste.get(_id(each), 0), costs) for name, each in deployed.items()}
+        functions = self._rows(deployed, waste, costs)
         names = {_id(each): name for name, each in deployed.items()}
         return Picture(
             at_ms=_ms(now + epoch_ns),
             bucket_ms=_ms(BUCKET_NS),
             bucket=self._history.bucket,
             functions=functions,
-            histories={name: self._history.of(name) for name in functions},
+            histories=self._histories(functions),
             totals=totals_of(functions),
             devices=tuple(self._device(names, *present) for present in self._executors.present()),
             loads=_loads(state, names, epoch_ns),
@@ -116,15 +146,55 @@ class Portrait:
             self._counted[names[at]] = _counted(function.ledger)
             left -= 1
 
-    def _watched(self, deployed: Deployed, waste_bytes: Bytes, costs: Costs | None) -> Watched:
-        function = self._state.functions.get(_id(deployed))
-        manifest, state = deployed.manifest, index_entry(deployed, function).state
-        plain = Watched(
+    def _histories(self, functions: Iterable[str]) -> Mapping[str, tuple[Point | None, ...]]:
+        """The same ones until there are new points, or other functions."""
+        bucket, known = self._known_histories
+        if bucket != self._history.bucket or known.keys() != functions:
+            self._known_histories = (self._history.bucket, {name: self._history.of(name) for name in functions})
+        return self._known_histories[1]
+
+    def _rows(
+        self, deployed: Mapping[str, Deployed], waste: Mapping[FunctionId, Bytes], costs: Costs | None
+    ) -> dict[str, Watched]:
+        """A row is made anew only where something in it has changed."""
+        known, self._known_rows = self._known_rows, {}
+        for name, each in deployed.items():
+            function = self._state.functions.get(_id(each))
+            marks = None if function is None else self._marks(function, waste.get(function.id, 0), costs)
+            seen = _Seen(each, marks)
+            last = known.get(name)
+            row = last[1] if last is not None and last[0] == seen else self._row(seen, function)
+            self._known_rows[name] = (seen, row)
+        return {name: row for name, (_, row) in self._known_rows.items()}
+
+    def _marks(self, function: Function, waste_bytes: Bytes, costs: Costs | None) -> "_Marks":
+        ledger = function.ledger
+        return _Marks(
+            requests=ledger.requests,
+            in_time=ledger.in_time,
+            cancelled=ledger.cancelled,
+            evictions=ledger.evictions,
+            loads=ledger.loads.total(),
+            queued=len(function.queue),
+            service=function.service,
+            image=function.image,
+            places=tuple([(name, residency.state) for name, residency in function.residencies.items()]),
+            counted=self._counted[function.id],
+            rate=self._history.rate_per_s(name_of(function.id)),
+            waste_bytes=waste_bytes,
+            cost=(None, 0) if costs is None else costs.of(function.id),
+            eager_because=next((each.eager_because for each in self._executors.graphs_of(function.id).values()), ""),
+        )
+
+    def _row(self, seen: "_Seen", function: Function | None) -> Watched:
+        deployed, marks = seen.deployed, seen.marks
+        manifest = deployed.manifest
+        row = Watched(
             name=deployed.name,
             version=str(deployed.revision),
             tenant=manifest.tenant,
             public=manifest.public,
-            state=state,
+            state=index_entry(deployed, function).state,
             tier=tier_of(function),
             pin=str(manifest.pin),
             image_bytes=deployed.image_bytes,
@@ -132,43 +202,7 @@ class Portrait:
             deadline_ms=manifest.slo.deadline_ms,
             percentile=manifest.slo.percentile,
         )
-        return plain if function is None else self._served(plain, function, waste_bytes, costs)
-
-    def _served(self, plain: Watched, function: Function, waste_bytes: Bytes, costs: Costs | None) -> Watched:
-        ledger, counted = function.ledger, self._counted[function.id]
-        cost_nanos, cost_in_time = (None, 0) if costs is None else costs.of(function.id)
-        graphs = self._executors.graphs_of(function.id)
-        return Watched(
-            name=plain.name,
-            version=plain.version,
-            tenant=plain.tenant,
-            public=plain.public,
-            state=plain.state,
-            tier=plain.tier,
-            pin=plain.pin,
-            image_bytes=plain.image_bytes,
-            state_bytes=plain.state_bytes,
-            deadline_ms=plain.deadline_ms,
-            percentile=plain.percentile,
-            on=tuple(function.residencies),
-            queued=len(function.queue),
-            requests=ledger.requests,
-            in_time=ledger.in_time,
-            cancelled=ledger.cancelled,
-            compliant=ledger.compliant(function.spec.slo),
-            requests_per_s=round(self._history.rate_per_s(plain.name), 2),
-            p50_ms=counted.p50_ms,
-            p95_ms=counted.p95_ms,
-            p98_ms=counted.p98_ms,
-            paths=counted.paths,
-            loads={str(path): count for path, count in ledger.loads.items()},
-            refusals={str(reason): count for reason, count in ledger.refusals.items()},
-            evictions=ledger.evictions,
-            waste_bytes=waste_bytes,
-            eager_because=next((held.eager_because for held in graphs.values() if held.eager_because), ""),
-            cost_nanos=cost_nanos,
-            cost_in_time=cost_in_time,
-        )
+        return row if function is None or marks is None else msgspec.structs.replace(row, **_served(function, marks))
 
     # ------------------------------------------------------------------ the node
 
@@ -204,6 +238,31 @@ class Portrait:
             images=sum(function.image is ImageState.HOST for function in state.functions.values()),
             images_in="dram" if state.settings.host_is_last else "disk",
         )
+
+
+def _served(function: Function, marks: _Marks) -> dict[str, Any]:
+    """The fields of a row that are of the core's records."""
+    ledger, counted = function.ledger, marks.counted
+    return {
+        "on": tuple(function.residencies),
+        "queued": marks.queued,
+        "requests": marks.requests,
+        "in_time": marks.in_time,
+        "cancelled": marks.cancelled,
+        "compliant": ledger.compliant(function.spec.slo),
+        "requests_per_s": round(marks.rate, 2),
+        "p50_ms": counted.p50_ms,
+        "p95_ms": counted.p95_ms,
+        "p98_ms": counted.p98_ms,
+        "paths": counted.paths,
+        "loads": {str(path): count for path, count in ledger.loads.items()},
+        "refusals": {str(reason): count for reason, count in ledger.refusals.items()},
+        "evictions": marks.evictions,
+        "waste_bytes": marks.waste_bytes,
+        "eager_because": marks.eager_because,
+        "cost_nanos": marks.cost[0],
+        "cost_in_time": marks.cost[1],
+    }
 
 
 def called(names: Mapping[FunctionId, str], function: FunctionId) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from dormouse.control.catalog import Deployed
 from dormouse.control.costs import Costs
@@ -14,6 +14,8 @@ from dormouse.watch.picture import Picture
 
 WATCHED_NS: Ns = 3 * BUCKET_NS
 """So long after the last picture somebody is taken to look still."""
+PAUSE_S = 0.02
+"""Between parts of the points that are taken at the same time."""
 
 _LOG = logging.getLogger("dormouse.control")
 
@@ -27,19 +29,23 @@ class Watching:
         self._costs = costs
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
         self._asked_ns: Ns | None = None
         self._complained = False
 
     def start(self) -> None:
-        """Take points from now on."""
-        self._tick()
-        self._next = self._loop.call_later(BUCKET_NS / 1e9, self.start)
-
-    def _tick(self) -> None:
-        self._portrait.take_points(self._deployed)
+        """Take points from now on, and every few seconds."""
+        self._go_on(self._portrait.taking_points(self._deployed))
         if self._asked_ns is not None and self._now() - self._asked_ns < WATCHED_NS:
             self._look_at_costs()
+        self._next = self._loop.call_later(BUCKET_NS / 1e9, self.start)
+
+    def _go_on(self, taking: Iterator[None]) -> None:
+        """A little at a time: requests come in between."""
+        for _ in taking:
+            self._pause = self._loop.call_later(PAUSE_S, self._go_on, taking)
+            return
 
     def picture(self, now: Ns) -> Picture:
         first, self._asked_ns = self._asked_ns is None, self._now()
@@ -65,8 +71,8 @@ class Watching:
 
     async def close(self) -> None:
         """To be called before the ledger is closed."""
-        if self._next is not None:
-            self._next.cancel()
+        for timer in filter(None, (self._next, self._pause)):
+            timer.cancel()
         self._costs = None
         if self._looking is not None:
             await self._looking

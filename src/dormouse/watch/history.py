@@ -5,7 +5,7 @@ that nobody asked costs a comparison, and one place in a ring.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dormouse.core.ledger import Histogram, Ledger
@@ -36,13 +36,28 @@ class History:
         self.bucket = 0
         """The number of the last point, from 1."""
         self._seen: dict[str, _Seen] = {}
+        self._rates: dict[str, float] = {}
 
     def take(self, ledgers: Iterable[tuple[str, Ledger]]) -> None:
         """The next point of every function that there is; others are forgotten."""
-        before, self._seen = self._seen, {}
+        for _ in self.taking(ledgers):
+            pass
+
+    def taking(self, ledgers: Iterable[tuple[str, Ledger]], at_once: int = 32) -> Iterator[None]:
+        """The same a little at a time: with pauses after so many functions that were asked. Points show at the end."""
+        fresh: dict[str, tuple[_Seen, Point | None]] = {}
+        worked_out = 0
         for name, ledger in ledgers:
-            seen = self._seen[name] = before.get(name) or _Seen()
-            _take(seen, ledger)
+            seen = self._seen.get(name) or _Seen()
+            fresh[name] = (seen, point := _point(seen, ledger))
+            worked_out += point is not None
+            if worked_out == at_once:
+                worked_out = 0
+                yield
+        for seen, point in fresh.values():
+            seen.points.append(point)
+        self._seen = {name: seen for name, (seen, _) in fresh.items()}
+        self._rates = {name: _rate_per_s(seen) for name, seen in self._seen.items()}
         self.bucket += 1
 
     def of(self, name: str) -> tuple[Point | None, ...]:
@@ -52,19 +67,20 @@ class History:
 
     def rate_per_s(self, name: str) -> float:
         """Requests that ended lately."""
-        seen = self._seen.get(name)
-        if seen is None or not seen.points:
-            return 0.0
-        last = [seen.points[-1 - back] for back in range(min(RATE_POINTS, len(seen.points)))]
-        ended = sum(point.requests for point in last if point is not None)
-        return ended * _SECOND_NS / (len(last) * BUCKET_NS)
+        return self._rates.get(name, 0.0)
 
 
-def _take(seen: _Seen, ledger: Ledger) -> None:
+def _rate_per_s(seen: _Seen) -> float:
+    last = [seen.points[-1 - back] for back in range(min(RATE_POINTS, len(seen.points)))]
+    ended = sum([point.requests for point in last if point is not None])
+    return ended * _SECOND_NS / (len(last) * BUCKET_NS)
+
+
+def _point(seen: _Seen, ledger: Ledger) -> Point | None:
+    """Of what the ledger has counted since the last one; None: nothing."""
     counts = (ledger.requests, ledger.in_time)
     if counts == seen.counts:
-        seen.points.append(None)
-        return
+        return None
     buckets = merged(ledger).buckets
     if counts[0] < seen.counts[0]:  # another revision has taken the name
         seen.counts, seen.buckets = (0, 0), {}
@@ -74,8 +90,8 @@ def _take(seen: _Seen, ledger: Ledger) -> None:
             fresh.buckets[bucket] = count - known
             fresh.count += count - known
     requests, in_time = (now - then for now, then in zip(counts, seen.counts, strict=True))
-    seen.points.append(Point(round(fresh.percentile(P98_PPM) / 1e6, 2), fresh.count, requests, max(0, in_time)))
     seen.counts, seen.buckets = counts, buckets
+    return Point(round(fresh.percentile(P98_PPM) / 1e6, 2), fresh.count, requests, max(0, in_time))
 
 
 def merged(ledger: Ledger) -> Histogram:
