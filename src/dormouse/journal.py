@@ -17,7 +17,8 @@ from dormouse.core.types import Ns, Settings
 from dormouse.errors import ConfigurationFault
 
 _LOG = logging.getLogger("dormouse.control")
-FORMAT = 1
+FORMAT = 2
+"""Counts the vocabulary, too: entries with other events or commands are another format."""
 LENGTH = struct.Struct("<I")
 
 
