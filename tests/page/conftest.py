@@ -14,9 +14,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> "Iterator[Browser]":
-    """Debian's; playwright's own would have to be downloaded."""
+    """Debian's; playwright's own would have to be downloaded. It has to be gone before other tests run: as long as it
+    is there, playwright's event loop runs in this thread, and no other can."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the page is tried in a browser, with playwright")
     if CHROMIUM is None:
         pytest.skip("no chromium here; on Debian: apt-get install chromium")

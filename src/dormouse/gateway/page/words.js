@@ -13,6 +13,7 @@ export function size(bytes) {
 }
 
 export function speed(bytesPerSecond) {
+  if (bytesPerSecond < 1e9) return `${(bytesPerSecond / 1e6).toFixed(bytesPerSecond < 1e7 ? 1 : 0)} MB/s`;
   return `${(bytesPerSecond / 1e9).toFixed(bytesPerSecond < 1e10 ? 1 : 0)} GB/s`;
 }
 
