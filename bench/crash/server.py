@@ -1,5 +1,6 @@
 """A server of its own process, which can be killed and started again over the same state directory."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -20,8 +21,10 @@ class Crashed(Exception):
 class Server:
     """Started by ``start``, which returns when it has said that it is ready, and how long that took."""
 
-    def __init__(self, state_dir: Path, options: list[str]) -> None:
+    def __init__(self, state_dir: Path, options: list[str], source: Path | None = None) -> None:
+        """``source``: where another version of the package lies, if it is not to be this one."""
         self.state_dir = state_dir
+        self._environment = None if source is None else {**os.environ, "PYTHONPATH": str(source)}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -34,7 +37,9 @@ class Server:
         command += ["--host-bytes", "1GiB", "--allow-code", str(MODELS), "--threads", "1", *self._options]
         began = time.monotonic()
         with (self.state_dir.parent / "server.log").open("a") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if "is ready" not in line:

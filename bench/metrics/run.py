@@ -1,14 +1,18 @@
 """What does keeping the books cost? The same load with and without, turn by turn. See README.md."""
 
 import argparse
+import http.client
 import json
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,14 +28,29 @@ from bench.crash.callers import body_of
 from bench.crash.server import Server
 from bench.metrics.fleet import furnish
 
-ROOMY = ["--device-bytes", "512MiB", "--chunk-bytes", "64KiB", "--host-bytes", "4GiB"]
+ROOMY = ["--device-bytes", "512MiB", "--chunk-bytes", "64KiB", "--host-bytes", "4GiB", "--reset"]
 CONNECTIONS = 16
-VARIANTS: dict[str, list[str]] = {
-    "plain": ["--ledger", "off"],
-    "ledger": ["--ledger", "on"],
-    "ledger, power": ["--ledger", "on", "--ledger-sync", "power"],
+OFF, ON = ["--ledger", "off"], ["--ledger", "on"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    options: list[str]
+    scraped_s: float | None = None
+    """How often somebody asks for its metrics while it has load."""
+
+
+VARIANTS = {
+    "plain": Variant(OFF),
+    "scraped, 5 s": Variant(OFF, 5),
+    "scraped, 1 s": Variant(OFF, 1),
+    "ledger": Variant(ON),
+    "ledger, power": Variant([*ON, "--ledger-sync", "power"]),
+    "ledger, scraped, 5 s": Variant(ON, 5),
 }
 """The first is what the others are compared with. Whatever else keeps books becomes one more row."""
+BEFORE = "before"
+"""A row of another version, with the options of the first."""
 
 
 @dataclass
@@ -42,6 +61,10 @@ class Row:
     p99_ms: list[float] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)
     """Of the server process, for each request."""
+    scrape_ms: list[float] = field(default_factory=list)
+    """From asking for metrics to having them all, under load."""
+    scrape_bytes: list[int] = field(default_factory=list)
+    """As sent: compressed."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +72,26 @@ class Running:
     row: Row
     url: str
     pid: int
+    scraped_s: float | None
 
 
 @contextmanager
-def serving(variant: str, options: list[str], base: Path, functions: int) -> Iterator[Running]:
+def serving(name: str, variant: Variant, base: Path, functions: int, source: Path | None = None) -> Iterator[Running]:
     """A server over a copy of the state, which has answered every function once."""
-    state_dir = base.parent / variant.replace(", ", "-") / "state"
+    state_dir = base.parent / name.replace(", ", "-").replace(" ", "") / "state"
     state_dir.parent.mkdir()
     subprocess.run(["cp", "-r", str(base), str(state_dir)], check=True)
-    server = Server(state_dir, [*ROOMY, *options])
+    server = Server(state_dir, [*ROOMY, *variant.options], source)
     server.start()
     url = f"http://127.0.0.1:{server.port}"
     try:
-        with httpx.Client(base_url=url, timeout=120) as http, ThreadPoolExecutor(8) as callers:
+        with httpx.Client(base_url=url, timeout=120) as client, ThreadPoolExecutor(8) as callers:
             for answer in callers.map(
-                lambda n: http.post(f"/v2/models/f{n}/infer", content=body_of(n)), range(functions)
+                lambda n: client.post(f"/v2/models/f{n}/infer", content=body_of(n)), range(functions)
             ):
                 answer.raise_for_status()
-            pid = http.get("/dormouse/node").json()["server"]["pid"]
-        yield Running(Row(variant), url, pid)
+            pid = client.get("/dormouse/node").json()["server"]["pid"]
+        yield Running(Row(name), url, pid, variant.scraped_s)
     finally:
         server.stop()
 
@@ -88,7 +112,8 @@ def load(server: Running, functions: int, seconds: int) -> None:
         script.flush()
         command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", script.name, server.url]
         before = cpu_s(server.pid)
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        with scraping(server):
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         used_s = cpu_s(server.pid) - before
     if "Non-2xx" in said:
         raise SystemExit(f"{server.row.variant} refused requests:\n{said}")
@@ -99,19 +124,51 @@ def load(server: Running, functions: int, seconds: int) -> None:
     server.row.p99_ms.append(in_ms(re.search(r"99%\s+([\d.]+)(us|ms|s)", said)))
 
 
+@contextmanager
+def scraping(server: Running) -> Iterator[None]:
+    """Ask for metrics as Prometheus does, from half an interval on."""
+    over = threading.Event()
+    thread = threading.Thread(target=_scrape, args=(server, over))
+    if server.scraped_s is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if server.scraped_s is not None:
+            thread.join()
+
+
+def _scrape(server: Running, over: threading.Event) -> None:
+    assert server.scraped_s is not None, "started for nothing"
+    address = server.url.removeprefix("http://")
+    wait_s = server.scraped_s / 2
+    while not over.wait(wait_s):
+        connection = http.client.HTTPConnection(address, timeout=60)
+        began = time.perf_counter()
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        body = connection.getresponse().read()
+        took_s = time.perf_counter() - began
+        connection.close()
+        server.row.scrape_ms.append(round(took_s * 1e3, 1))
+        server.row.scrape_bytes.append(len(body))
+        wait_s = max(0.0, server.scraped_s - took_s)
+
+
 def in_ms(found: "re.Match[str] | None") -> float:
     assert found is not None, "wrk says its latencies otherwise than expected"
     return float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]]
 
 
-def measure(functions: int, turns: int, seconds: int) -> list[Row]:
+def measure(names: list[str], functions: int, turns: int, seconds: int, before: Path | None) -> list[Row]:
     """All servers run all the time; one after the other has load, in turns."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as servers:
         base = Path(directory) / "base"
         furnish(base, functions)
-        running = [
-            servers.enter_context(serving(variant, options, base, functions)) for variant, options in VARIANTS.items()
-        ]
+        running = [servers.enter_context(serving(name, VARIANTS[name], base, functions)) for name in names]
+        if before is not None:
+            plain = VARIANTS[names[0]]
+            running.append(servers.enter_context(serving(BEFORE, plain, base, functions, before)))
         for turn in range(turns):
             for server in running if turn % 2 == 0 else reversed(running):
                 load(server, functions, seconds)
@@ -130,12 +187,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--functions", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--seconds", type=int, default=4, help="of load for each variant in each turn")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--before", type=Path, help="the src directory of another version, for a row of its own")
+    parser.add_argument("--seconds", type=int, default=5, help="of load for each variant in each turn")
     options = parser.parse_args()
-    rows = measure(options.functions, options.turns, options.seconds)
+    rows = measure(options.variants, options.functions, options.turns, options.seconds, options.before)
     table = []
     print(
-        f"{'variant':16} {'requests/s':>10} {'of plain':>9} {'CPU us':>8} {'of plain':>9} {'p50 ms':>8} {'p99 ms':>8}"
+        f"{'variant':21} {'requests/s':>10} {'of plain':>9} {'CPU us':>8} {'of plain':>9} {'p50 ms':>8} {'p99 ms':>8}"
     )
     for row in rows:
         medians = {
@@ -143,9 +202,12 @@ def main() -> None:
         }
         ratios = {f"{name}_ratio": ratio(row, rows[0], name) for name in ("requests_per_s", "cpu_us")}
         print(
-            f"{row.variant:16} {medians['requests_per_s']:10.0f} {ratios['requests_per_s_ratio']:9.3f} "
+            f"{row.variant:21} {medians['requests_per_s']:10.0f} {ratios['requests_per_s_ratio']:9.3f} "
             f"{medians['cpu_us']:8.1f} {ratios['cpu_us_ratio']:9.3f} {medians['p50_ms']:8.2f} {medians['p99_ms']:8.2f}"
         )
+        if row.scrape_ms:
+            size = statistics.median(row.scrape_bytes)
+            print(f"{'':21} a scrape: {statistics.median(row.scrape_ms):.0f} ms, {size / 1e3:.0f} kB")
         table.append({"variant": row.variant, "median": medians, **ratios, "turns": asdict(row)})
     if options.json:
         about = {
@@ -154,6 +216,7 @@ def main() -> None:
             "load": [round(load, 2) for load in os.getloadavg()],
             "machine": platform.machine(),
             "python": platform.python_version(),
+            "command": shlex.join(sys.argv),
             "functions": options.functions,
             "connections": CONNECTIONS,
         }

@@ -81,6 +81,14 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     links too."""
     calibrate: Literal["auto", "off"] = "auto"
     """Go by what was measured of this machine's links; ``off``: by what is assumed."""
+    log_format: Literal["text", "json"] = "text"
+    """How the lines on standard error look."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """From where on they are written."""
+    log_requests: bool = False
+    """A line for every request, not only for those that are refused, fail or are slow."""
+    log_slow_ms: float = 1_000.0
+    """From here on a request is slow."""
     ledger: Literal["on", "off"] = "on"
     """Record every request and what memory is taken, for bills; nothing is answered that is not recorded."""
     ledger_sync: Literal["process", "power"] = "process"
@@ -157,6 +165,8 @@ def checked(config: Config) -> Config:
     for key in ("head_timeout_s", "body_timeout_s"):
         value = getattr(config, key)
         _require(0 < value <= LONGEST_TIMEOUT_S, key, value, f"seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}")
+    slow_ms = config.log_slow_ms
+    _require(0 < slow_ms <= 1e9, "log_slow_ms", slow_ms, "milliseconds, more than 0 and at most 1e9")
     together = (config.tls_cert is None) == (config.tls_key is None)
     _require(together, "tls_cert", config.tls_cert and str(config.tls_cert), "tls_key beside it, and neither without")
     _require(config.threads <= MOST_THREADS, "threads", config.threads, f"at most {MOST_THREADS}")

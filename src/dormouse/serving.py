@@ -24,6 +24,9 @@ from dormouse.config import GRPC_PORT, NO_GRPC, Config
 from dormouse.connections import Patience, connection_class, within_files
 from dormouse.errors import ConfigurationFault
 from dormouse.gateway.app import create_app
+from dormouse.gateway.observing import Observer
+from dormouse.gateway.tracing import Tracing
+from dormouse.gateway.tracing import begin as begin_tracing
 from dormouse.gateway.with_tasks import WithTasks
 from dormouse.submit import Submit
 from dormouse.tenants.opening import gate_of
@@ -74,17 +77,29 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
         grpc = _bind_grpc(config, listener, known, connections)
         async with _signalled() as (stop, hurry), open_node(config) as bare:
             node = WithTasks(bare, config.image_pixels)
-            app = create_app(node, body_limit_bytes=config.body_limit_bytes, gate=gate, ended=stop)
+            tracing = begin_tracing(os.environ)
+            observer = _observer(config, tracing)
+            limit_bytes = config.body_limit_bytes
+            app = create_app(node, body_limit_bytes=limit_bytes, gate=gate, ended=stop, observer=observer)
             grpc_address = None if grpc is None else grpc.address
             async with contextlib.AsyncExitStack() as doors:
+                if tracing is not None:
+                    doors.push_async_callback(asyncio.to_thread, tracing.close)
                 if grpc is not None:
-                    answering = grpc.serving(node, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate)
+                    answering = grpc.serving(
+                        node, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate, observer=observer
+                    )
                     await doors.enter_async_context(answering)
                 ready = partial(_tell, on_ready, grpc_address)
                 patience = Patience(config.head_timeout_s, config.body_timeout_s, connections)
                 await serve_app(
                     app, listener, on_ready=ready, stop=stop, hurry=hurry, patience=patience, identity=known
                 )
+
+
+def _observer(config: Config, tracing: Tracing | None) -> Observer:
+    record = None if tracing is None else tracing.record
+    return Observer(slow_ns=round(config.log_slow_ms * 1e6), log_all=config.log_requests, record=record)
 
 
 def _tell(on_ready: Callable[[Doors], None], grpc: str | None, http: str) -> None:

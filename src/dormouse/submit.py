@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dormouse.core.types import DEFAULT_PRIORITY, Ns, Path
 from dormouse.functions import BatchManifest, LimitsManifest, Manifest, SloManifest
+from dormouse.metrics.books import Books
 from dormouse.tasks.description import Task
 from dormouse.tensors import Signature, Tensor
 from dormouse.watch.picture import Picture
@@ -153,3 +154,6 @@ class Submit(Protocol):
 
     def picture(self) -> Picture:
         """All of it as it is now, for those who watch. Asked several times a second, so it should cost little."""
+
+    def books(self) -> Books:
+        """What metrics are made from, as it is now."""

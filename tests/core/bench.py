@@ -89,6 +89,7 @@ class Bench:
         after_ms: float = 1,
         rows: int = 1,
         alike: str = "",
+        guest: str | None = None,
     ) -> list[Command]:
         """A request; deadlines count from its arrival. Its id is ``self.requests``."""
         self.requests += 1
@@ -101,6 +102,7 @@ class Bench:
             priority,
             rows,
             alike,
+            guest,
         )
         return self.send(event, after_ms=after_ms)
 

@@ -74,3 +74,26 @@ def test_refusals_say_how_long_their_requests_had_waited() -> None:
     ledger.refused(Reason.TIMEOUT, 40)
     ledger.refused(Reason.QUEUE_FULL)
     assert (ledger.refused_ns, ledger.refusals.total()) == (40, 2)
+
+
+def test_merged_ledgers_are_one_of_all_that_was_booked() -> None:
+    one, other, both = Ledger(), Ledger(), Ledger()
+    for ledger in (one, both):
+        ledger.answered(Path.HOST, 5, 1, in_time=True)
+        ledger.loaded(Path.HOST, 100)
+        ledger.last_answer_ns = 7
+    for ledger in (other, both):
+        ledger.answered(Path.HOST, 9, 2, in_time=False)
+        ledger.answered(Path.RESIDENT, 3, 2, in_time=True)
+        ledger.refused(Reason.TIMEOUT, 4, "globex")
+        ledger.evicted(50)
+        ledger.read(11)
+        ledger.last_answer_ns = 9
+    one.merge(Ledger())
+    assert one.last_answer_ns == 7
+    one.merge(other)
+    for name in ("in_time", "missed", "loads", "refusals", "evictions", "resident_ns", "device_ns", "read_bytes"):
+        assert getattr(one, name) == getattr(both, name), name
+    assert one.guests["globex"] == both.guests["globex"]
+    assert (one.refused_ns, one.loaded_bytes, one.last_answer_ns) == (4, 100, 9)
+    assert {path: h.buckets for path, h in one.latency.items()} == {p: h.buckets for p, h in both.latency.items()}

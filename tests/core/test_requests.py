@@ -243,3 +243,29 @@ def test_timeouts_of_requests_that_have_ended_do_not_pile_up() -> None:
         bench.ask("f/1")
         bench.send(RequestCancelled(RequestId(bench.requests)))
     assert len(bench.state.timeouts) <= 2 * 2 + 65
+
+
+def test_what_a_guest_asks_is_in_the_function_s_account_and_in_one_of_its_own(bench: Bench) -> None:
+    resident(bench)
+    run = only(bench.ask("a/1", guest="globex"), Execute)
+    bench.send(ExecutionFinished(GPU, run.command, run.request, MS))
+    bench.ask("a/1", guest="globex", timeout_ms=1)
+    bench.send(TimerFired(), after_ms=5)
+    function = bench.state.functions[FunctionId("a/1")]
+    assert (function.ledger.in_time, function.ledger.missed) == (2, 1)
+    guest = function.ledger.guests["globex"]
+    assert (guest.in_time, guest.missed, guest.latency[Path.RESIDENT].count) == (1, 1, 1)
+    assert guest.refusals == {Reason.TIMEOUT: 1}
+
+
+def test_a_guest_that_waits_is_refused_on_its_own_account_and_so_is_one_that_comes_too_many() -> None:
+    bench = Bench()
+    bench.park("a/1", limits=Limits(queue_length=1))
+    bench.ask("a/1", guest="globex", timeout_ms=2)
+    bench.ask("a/1", guest="initech")
+    bench.send(TimerFired(), after_ms=5)
+    guests = bench.state.functions[FunctionId("a/1")].ledger.guests
+    assert {name: dict(each.refusals) for name, each in guests.items()} == {
+        "globex": {Reason.TIMEOUT: 1},
+        "initech": {Reason.QUEUE_FULL: 1},
+    }

@@ -11,7 +11,8 @@ from dormouse.control.payloads import Outputs
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import Links
 from dormouse.core.messages import Event, Forget
-from dormouse.core.types import CommandId, ExecutorId, FunctionId, Topology
+from dormouse.core.scheduler import Scheduler
+from dormouse.core.types import CommandId, ExecutorId, FunctionId, Settings, Topology
 from dormouse.functions import Manifest
 from dormouse.slab import Slab
 from dormouse.store.arena import Arena
@@ -33,7 +34,7 @@ def test_a_function_says_where_graphs_of_it_are_and_why_there_are_no_more(tmp_pa
     async def scenario() -> list[dict[str, wire.GraphsHeld]]:
         slab = Slab.create(4096, owner=True)
         executors = ExecutorProcesses(Config(tmp_path), slab, Links(Topology(), 1))
-        executors._add("cpu", Arena(2 * 1024 * 1024, grown), nothing)
+        executors._add("cpu", Arena(2 * 1024 * 1024, grown), nothing, Scheduler(Settings(1)).state)
         process = executors._processes[EXECUTOR]
         seen = [executors.graphs_of(FUNCTION)]
         process.received(wire.GraphsHeld(FUNCTION, 1, ""))

@@ -23,7 +23,10 @@ class Refused(Exception):
         super().__init__(f"{fault.code().name}: {fault.details()}")
         self.status: str = fault.code().name
         self.text: str = fault.details()
-        self.trailing = dict(fault.trailing_metadata() or ())
+        trailing = dict(fault.trailing_metadata() or ())
+        self.id = trailing.pop("x-request-id", "")
+        """Of the request."""
+        self.trailing = trailing
 
 
 class Caller:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dormouse.core.ledger import Ledger
 from dormouse.core.types import Path as Way
 from dormouse.errors import (
     DeadlineMissed,
@@ -26,6 +27,7 @@ from dormouse.errors import (
     unknown_function,
 )
 from dormouse.functions import Manifest
+from dormouse.metrics.books import Books, FunctionBook
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics, Tally
 from dormouse.tasks.description import ImageInput, Task, TextInput
 from dormouse.tensors import DATATYPE_BYTES, Signature, Tensor, TensorSpec
@@ -352,6 +354,10 @@ class InMemory:
             }
             for name, found in self.deployed.items()
         ]
+
+    def books(self) -> Books:
+        owned = ((name, each.manifest.tenant) for name, each in self.deployed.items())
+        return Books(functions=[FunctionBook(name, tenant, Ledger()) for name, tenant in owned])
 
     def node(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dormouse.connections import Patience
 from dormouse.gateway.app import create_app
 from dormouse.gateway.grpc_server import GrpcServer
+from dormouse.gateway.observing import Observer
 from dormouse.gateway.with_tasks import WithTasks
 from dormouse.serving import GRACE_S, PATIENT, bind, run, serve_app
 from dormouse.tenants.gate import Gate
@@ -36,7 +37,10 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running(
-    gate: Gate | None = None, patience: Patience = PATIENT, identity: Identity | None = None
+    gate: Gate | None = None,
+    patience: Patience = PATIENT,
+    identity: Identity | None = None,
+    observer: Observer | None = None,
 ) -> Iterator[RunningServer]:
     """A server around a furnished node, ready when entered, gone when left."""
     node = furnished()
@@ -53,9 +57,9 @@ def running(
             started.set_result(RunningServer(url, grpc.address, node, loop, stop))
 
         served = WithTasks(node)
-        app = create_app(served, body_limit_bytes=BODY_LIMIT_BYTES, gate=gate)
+        app = create_app(served, body_limit_bytes=BODY_LIMIT_BYTES, gate=gate, observer=observer)
         with bind("127.0.0.1", 0) as listener:
-            async with grpc.serving(served, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate):
+            async with grpc.serving(served, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate, observer=observer):
                 await serve_app(
                     app, listener, on_ready=tell, stop=stop, hurry=hurry, patience=patience, identity=identity
                 )

@@ -92,6 +92,10 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "ledger": "off",
             "ledger_sync": "power",
             "journal": tmp_path / "journal",
+            "log_format": "json",
+            "log_level": "debug",
+            "log_requests": True,
+            "log_slow_ms": 50.0,
         },
     )
     save(first)

@@ -25,8 +25,10 @@ from dormouse.gateway.bodies import LENGTH_HEADER
 from dormouse.gateway.dashboard import EVENTS, Dashboard
 from dormouse.gateway.encoding import BINARY_ONLY
 from dormouse.gateway.openapi import document
+from dormouse.gateway.scrape import Scrape
 from dormouse.gateway.v1 import GENERATING, V1
 from dormouse.gateway.v2 import V2
+from dormouse.metrics.exposition import Exposition
 from dormouse.tenants.gate import KEY_HEADERS
 from tests.shell.in_memory import PROGRAMS, furnished
 from tests.shell.running import BODY_LIMIT_BYTES, RunningServer, running
@@ -55,6 +57,7 @@ def test_every_route_is_in_the_document_and_the_other_way_round() -> None:
         V1(node, BODY_LIMIT_BYTES),
         Admin(node, BODY_LIMIT_BYTES),
         Dashboard(node, asyncio.Event()),
+        Scrape(node, Exposition(Counter())),
     )
     table = {path: methods for door in doors for path, methods in door.routes().items()}
     routes = {(path, method.lower()) for path, methods in table.items() for method in methods}

@@ -1,13 +1,13 @@
 """``dormouse serve``: every setting as an option, the rest remembered from the last start."""
 
 import ipaddress
-import logging
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dormouse import logs
 from dormouse.calibration import ensure, this_machine
 from dormouse.config import configure, save
 from dormouse.serving import Doors, run, serve
@@ -89,6 +89,21 @@ def serve_command(
     images: Annotated[
         str | None, typer.Option(help="disk, or dram: in host memory only, and lost with the server. [default: disk]")
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="Lines on standard error: text or json. [default: text]")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="From here on: debug, info, warning, error. [default: info]")
+    ] = None,
+    log_requests: Annotated[
+        bool | None,
+        typer.Option(
+            "--log-requests/--no-log-requests",
+            help="A line for every request, not only for refused, failed and slow ones. [default: no]",
+            show_default=False,
+        ),
+    ] = None,
+    log_slow_ms: Annotated[float | None, typer.Option(help="From here on a request is slow. [default: 1000]")] = None,
     ledger: Annotated[
         str | None, typer.Option(help="Record what bills are made from: on or off. [default: on]")
     ] = None,
@@ -104,7 +119,7 @@ def serve_command(
     options = {key: value for key, value in locals().items() if key not in ("config", "reset", "state_dir")}
     given = {key: value for key, value in options.items() if value is not None and value != []}
     settings = configure(state_dir, given, config, reset=reset)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logs.begin(settings.log_format, settings.log_level)
     if settings.auth is False and not _is_loopback(settings.host):
         typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions (--no-auth)", err=True)
     if settings.images == "dram":

@@ -161,6 +161,8 @@ class Controller:
                 request = ExecuteRequest(command, payload.inputs, payload.outputs, others)
                 self._executors.send(command.executor, request)
             case Evict() | Cancel() | Forget():
+                if isinstance(command, Evict):
+                    _LOG.debug("%s gives back the memory of '%s'", command.executor, command.function)
                 self._executors.send(command.executor, command)
             case ReadImage():
                 self._spawn(self._read(command.function))

@@ -5,8 +5,8 @@ from typing import Any
 
 from dormouse.control.catalog import Deployed
 from dormouse.core.ledger import Histogram, Ledger
-from dormouse.core.state import Function, ImageState, ResidencyState, Service, State
-from dormouse.core.types import Ns, Path
+from dormouse.core.state import Executor, Function, ImageState, ResidencyState, Service, State
+from dormouse.core.types import Bytes, Ns, Path
 from dormouse.functions import function_id
 from dormouse.store.host import HostStore
 from dormouse.submit import IndexEntry, Statistics, Tally
@@ -138,6 +138,13 @@ def _percentiles(histogram: Histogram) -> dict[str, float]:
     }
 
 
+def waste_bytes(executor: Executor, state: State) -> Bytes:
+    """Between the ends of images on a device and of the chunks that hold them."""
+    return sum(
+        residency.size_bytes - state.functions[name].spec.image_bytes for name, residency in executor.recency.items()
+    )
+
+
 def host_row(state: State, store: HostStore) -> dict[str, Any]:
     """Memory and totals of the node."""
     functions = state.functions.values()
@@ -156,10 +163,7 @@ def host_row(state: State, store: HostStore) -> dict[str, Any]:
                 "capacity_bytes": executor.capacity_bytes,
                 "free_bytes": executor.free_bytes,
                 "resident": sum(r.state in _ON_DEVICE for r in executor.recency.values()),
-                "waste_bytes": sum(
-                    residency.size_bytes - state.functions[name].spec.image_bytes
-                    for name, residency in executor.recency.items()
-                ),
+                "waste_bytes": waste_bytes(executor, state),
             }
             for executor in state.executors.values()
         ],

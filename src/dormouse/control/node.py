@@ -20,6 +20,7 @@ from typing import Any
 
 from dormouse.calibration import stored, this_machine
 from dormouse.config import Config
+from dormouse.control.accounts import Accounts
 from dormouse.control.batching import likeness
 from dormouse.control.cashier import Cashier
 from dormouse.control.catalog import Catalog, Deployed
@@ -54,6 +55,7 @@ from dormouse.errors import (
 )
 from dormouse.functions import Manifest, batch_of, checked, function_id, limits_of, name_of, revision_of, slo_of
 from dormouse.journal import JournalWriter
+from dormouse.metrics.books import Books
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics
 from dormouse.watch.picture import Picture
@@ -99,6 +101,7 @@ class Node:
             cashier=self._cashier,
         )
         self._state = self._controller.core.state
+        self._accounts = Accounts(self._state)
         self._functions: dict[str, Deployed] = {}
         """The revision that each name stands for."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -125,7 +128,7 @@ class Node:
                 await node._close()
 
     async def _start(self) -> None:
-        faults = await self._executors.start(self._devices, self._store.arena, self._controller.post)
+        faults = await self._executors.start(self._devices, self._store.arena, self._controller.post, self._state)
         if not self._state.executors:
             raise ConfigurationFault("; ".join(faults) or f"device = {self._config.device!r}: no executor started")
         if self._cashier is not None:
@@ -255,6 +258,10 @@ class Node:
         server = {"pid": os.getpid(), "python_blocks": sys.getallocatedblocks()}
         return {**host_row(self._state, self._store), "executors": self._executors.describe(), "server": server}
 
+    def books(self) -> Books:
+        deployed, devices = self._functions.values(), self._executors.books()
+        return self._accounts.books(deployed, devices, self._store, self._controller.now())
+
     # ------------------------------------------------------------------ requests
 
     async def infer(self, inference: Inference) -> AsyncGenerator[Chunk, None]:
@@ -275,6 +282,7 @@ class Node:
                 inference.priority,
                 rows,
                 alike,
+                None if inference.tenant == deployed.manifest.tenant else inference.tenant,
             )
         )
         final = False
@@ -333,7 +341,11 @@ class Node:
             replaced = self._functions.get(manifest.name)
             self._functions[manifest.name] = deployed
             if replaced is not None:
+                self._accounts.leaving(replaced.name, _id(replaced))
+                if replaced.manifest.tenant != manifest.tenant:
+                    self._accounts.passed_on(replaced.name, replaced.manifest.tenant)
                 await self._retire(replaced)
+        _LOG.info("deployed '%s' version %d, %d bytes", manifest.name, revision, deployed.image_bytes)
         return str(revision)
 
     async def _imported(self, manifest: Manifest, target: Path | None) -> Imported:
@@ -349,12 +361,16 @@ class Node:
             deployed = self._find(name)
             # The catalog first: a crash in between leaves an image that nobody knows, never a name without its image.
             self._catalog.remove(name, deployed.revision)
+            self._accounts.leaving(name, _id(deployed))
             await self._retire(deployed)
             del self._functions[name]
+            self._accounts.passed_on(name, deployed.manifest.tenant)
+        _LOG.info("removed '%s'", name)
 
     async def _retire(self, deployed: Deployed) -> None:
         """Take a revision that the catalog has forgotten out of service; what it has queued is served first."""
         await self._controller.operate(lambda op: RemovalRequested(op, _id(deployed)))
+        self._accounts.left(_id(deployed))
 
     async def check(self, manifest: Manifest) -> dict[str, Any]:
         checked(manifest, f"'{manifest.name}'")

@@ -10,11 +10,15 @@ from dormouse import wire
 from dormouse.config import Config
 from dormouse.control.batching import parted
 from dormouse.control.introductions import Introductions
+from dormouse.control.inventory import waste_bytes
 from dormouse.control.payloads import Outputs
 from dormouse.control.topology import Links
+from dormouse.control.traffic import Traffic
 from dormouse.core.messages import ChunkProduced, Event, ExecutorJoined, ExecutorLost, Forget
+from dormouse.core.state import State
 from dormouse.core.types import DeviceId, ExecutorId, FunctionId
 from dormouse.executor.supervisor import Supervisor
+from dormouse.metrics.books import DeviceBook
 from dormouse.slab import Slab
 from dormouse.store.arena import Arena
 from dormouse.tensors import Tensor
@@ -31,6 +35,7 @@ class _Process:
     id: ExecutorId
     replies: Slab
     post: Post
+    state: State
     introductions: Introductions | None
     """None: it is alone."""
     settled: "asyncio.Future[str]"
@@ -40,12 +45,10 @@ class _Process:
     ready: wire.ExecutorReady | None = None
     graphs: dict[str, wire.GraphsHeld] = field(default_factory=dict)
     """By function: what the executor has said last."""
-    lives: int = 0
-    """How often it has joined."""
+    traffic: Traffic = field(default_factory=Traffic)
 
     def joined(self, ready: wire.ExecutorReady) -> None:
         self.ready = ready
-        self.lives += 1
         for segment in self.segments:
             self.supervisor.send(segment)
         joined = ExecutorJoined(self.id, DeviceId(ready.device), ready.capacity_bytes, ready.chunk_bytes)
@@ -66,6 +69,7 @@ class _Process:
             self.introductions.received(self.id, message, self.post)
         else:
             assert not isinstance(message, wire.ExecutorReady | wire.ExecutorUnusable), message
+            self.traffic.reported(message, self.state)
             self.post(message, {})
 
     def _copied_out(self, message: wire.ChunkReady) -> Outputs:
@@ -87,10 +91,28 @@ class _Process:
     def lost(self, message: str) -> None:
         _LOG.warning("%s", message)
         self.ready = None
+        self.traffic.lost()
         self.graphs.clear()
         if self.introductions is not None:
             self.introductions.lost(self.id)
         self.post(ExecutorLost(self.id, message), {})
+
+    def book(self) -> DeviceBook:
+        book = DeviceBook(
+            self.id,
+            restarts=self.traffic.restarts,
+            graphs=sum(held.shapes for held in self.graphs.values()),
+            unaccounted_bytes=self.traffic.unaccounted_bytes,
+            link_bytes=dict(self.traffic.link_bytes),
+        )
+        executor = self.state.executors.get(self.id)
+        if executor is not None:
+            book.up = True
+            book.capacity_bytes = executor.capacity_bytes
+            book.used_bytes = executor.capacity_bytes - executor.free_bytes
+            book.waste_bytes = waste_bytes(executor, self.state)
+            book.images = len(executor.recency)
+        return book
 
     def unusable(self, message: str) -> None:
         _LOG.error("%s", message)
@@ -111,23 +133,24 @@ class ExecutorProcesses:
         self._introductions: Introductions | None = None
         self._processes: dict[ExecutorId, _Process] = {}
 
-    async def start(self, devices: list[str], arena: Arena, post: Post) -> list[str]:
+    async def start(self, devices: list[str], arena: Arena, post: Post, state: State) -> list[str]:
         """Start one process a device and wait until each has joined or cannot be had; answers why not, a line each."""
         if len(devices) > 1 and self._config.routes != "host":
             self._introductions = Introductions(self._links.topology, self.send, detours=self._config.routes == "auto")
         for device in devices:
-            self._add(device, arena, post)
+            self._add(device, arena, post, state)
         for process in self._processes.values():
             process.supervisor.start()
         return [why for process in self._processes.values() if (why := await process.settled)]
 
-    def _add(self, device: str, arena: Arena, post: Post) -> None:
+    def _add(self, device: str, arena: Arena, post: Post, state: State) -> None:
         config = self._config
         name = ExecutorId(device if ":" in device else f"{device}:0")
         process = _Process(
             id=name,
             replies=Slab.create(config.reply_slab_bytes, owner=False),
             post=post,
+            state=state,
             introductions=self._introductions,
             settled=asyncio.get_running_loop().create_future(),
         )
@@ -164,8 +187,10 @@ class ExecutorProcesses:
             process.graphs.pop(message.function, None)
             if self._introductions is not None:
                 self._introductions.forget(message.function)
-        elif isinstance(message, wire.LoadImage) and self._introductions is not None:
-            message = self._introductions.addressed(message)
+        elif isinstance(message, wire.LoadImage):
+            process.traffic.begun(message.command)
+            if self._introductions is not None:
+                message = self._introductions.addressed(message)
         process.supervisor.send(message)
 
     def graphs_of(self, function: FunctionId) -> dict[str, wire.GraphsHeld]:
@@ -190,7 +215,7 @@ class ExecutorProcesses:
                 "pid": process.ready.pid,
                 "capacity_bytes": process.ready.capacity_bytes,
                 "chunk_bytes": process.ready.chunk_bytes,
-                "restarts": process.lives - 1,
+                "restarts": process.traffic.restarts,
             }
             for process in self._processes.values()
             if process.ready is not None
@@ -199,10 +224,14 @@ class ExecutorProcesses:
     def present(self) -> list[tuple[ExecutorId, str, int]]:
         """Every executor that is here or expected back: its device in words, empty while it is gone, and restarts."""
         return [
-            (process.id, "" if process.ready is None else process.ready.description, process.lives - 1)
+            (process.id, "" if process.ready is None else process.ready.description, process.traffic.restarts)
             for process in self._processes.values()
-            if process.lives
+            if process.ready is not None or process.traffic.restarts
         ]
+
+    def books(self) -> list[DeviceBook]:
+        """One for each executor, whether it is there or not."""
+        return [process.book() for process in self._processes.values()]
 
     async def stop(self) -> None:
         await asyncio.gather(*(process.supervisor.stop() for process in self._processes.values()))

@@ -4,7 +4,7 @@ Counts and integer histograms only, so a ledger is as exact after a year as afte
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dormouse.core.types import Bytes, Ns, Path, Reason, Slo
 
@@ -88,8 +88,10 @@ class Ledger:
     executions: int = 0
     """Runs that came to an end; each answers one request or a batch."""
     last_answer_ns: Ns | None = None
+    guests: "dict[str, Ledger]" = field(default_factory=dict)
+    """Answers and refusals of tenants that are not the function's owner, by tenant; they are in this account, too."""
 
-    def answered(self, path: Path, latency_ns: Ns, device_ns: Ns, *, in_time: bool) -> None:
+    def answered(self, path: Path, latency_ns: Ns, device_ns: Ns, *, in_time: bool, guest: str | None = None) -> None:
         histogram = self.latency.get(path)
         if histogram is None:
             histogram = self.latency[path] = Histogram()
@@ -97,12 +99,23 @@ class Ledger:
         self.device_ns += device_ns
         self.in_time += in_time
         self.missed += not in_time
+        if guest is not None:
+            self.of_guest(guest).answered(path, latency_ns, device_ns, in_time=in_time)
 
-    def refused(self, reason: Reason, after_ns: Ns = 0) -> None:
+    def refused(self, reason: Reason, after_ns: Ns = 0, guest: str | None = None) -> None:
         """A request that ends without an answer has missed its deadline, whoever's fault it was."""
         self.refusals[reason] += 1
         self.refused_ns += after_ns
         self.missed += 1
+        if guest is not None:
+            self.of_guest(guest).refused(reason, after_ns)
+
+    def of_guest(self, tenant: str) -> "Ledger":
+        """The part of a tenant that is not the owner."""
+        ledger = self.guests.get(tenant)
+        if ledger is None:
+            ledger = self.guests[tenant] = Ledger()
+        return ledger
 
     def loaded(self, path: Path, size_bytes: Bytes) -> None:
         self.loads[path] += 1
@@ -116,6 +129,19 @@ class Ledger:
         self.reads += 1
         self.read_bytes += size_bytes
 
+    def merge(self, other: "Ledger") -> None:
+        """Add all that is in another one."""
+        for path, histogram in other.latency.items():
+            self.latency.setdefault(path, Histogram()).merge(histogram)
+        self.loads.update(other.loads)
+        self.refusals.update(other.refusals)
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for tenant, ledger in other.guests.items():
+            self.of_guest(tenant).merge(ledger)
+        if other.last_answer_ns is not None:
+            self.last_answer_ns = max(self.last_answer_ns or 0, other.last_answer_ns)
+
     @property
     def requests(self) -> int:
         """Requests that have ended, cancelled ones left out."""
@@ -128,3 +154,7 @@ class Ledger:
     def mean_device_ns(self) -> Ns:
         answers = sum(histogram.count for histogram in self.latency.values())
         return self.device_ns // answers if answers else 0
+
+
+_COUNTS = tuple(each.name for each in fields(Ledger) if each.default == 0)
+"""What adds up as it is."""

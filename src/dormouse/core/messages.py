@@ -37,6 +37,8 @@ class RequestArrived(Struct, frozen=True, tag=True):
     """The first dimension of its inputs."""
     alike: str = ""
     """Requests with the same word here may run together; empty: it runs alone."""
+    guest: str | None = None
+    """The tenant that asks, where that is not the function's owner: its requests are also counted apart."""
 
 
 class RequestCancelled(Struct, frozen=True, tag=True):

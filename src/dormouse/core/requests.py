@@ -16,7 +16,7 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
     refusal = refuse_request(turn.state, event.function, turn.now)
     if refusal is not None:
         if event.function in turn.state.functions:
-            turn.state.functions[event.function].refused(turn.now, 0, refusal.reason)
+            turn.state.functions[event.function].refused(turn.now, 0, refusal.reason, event.guest)
         turn.commands.append(Refuse(event.request, refusal.reason, refusal.message, refusal.retry_after_ns))
         return
     function = turn.state.functions[event.function]
@@ -25,6 +25,8 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
     timeout_ns = turn.now + spec.limits.timeout_ns if event.timeout_ns is None else event.timeout_ns
     priority = event.priority or DEFAULT_PRIORITY
     request = Request(event.request, event.function, turn.now, deadline_ns, timeout_ns, priority)
+    if event.guest is not None:
+        request.guest = event.guest
     if event.alike:
         request.rows, request.alike = event.rows, event.alike
     turn.state.requests[request.id] = request
@@ -83,7 +85,7 @@ def time_out(turn: Turn, request: Request) -> None:
         turn.refuse(request, Reason.TIMEOUT, message)
     else:
         turn.abandon(request)
-        function.refused(turn.now, turn.now - request.arrived_ns, Reason.TIMEOUT)
+        function.refused(turn.now, turn.now - request.arrived_ns, Reason.TIMEOUT, request.guest)
         turn.commands.append(Refuse(request.id, Reason.TIMEOUT, message))
 
 

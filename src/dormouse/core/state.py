@@ -259,6 +259,7 @@ class Request:
     """It was among others when their execution failed: it starts over without them."""
     streamed: bool = False
     """Its execution began before its function was there as a whole."""
+    guest: str | None = None  # the tenant that asks, unless it is the function's owner
     chunks: int = 0
     """Chunks that the client has; an answer that has begun cannot be begun again."""
 
@@ -357,9 +358,9 @@ class Function:
         """Whether its image in host memory is being read."""
         return any(r.state in ON_THE_WAY and not r.by_peer for r in self.residencies.values())
 
-    def refused(self, now: Ns, latency_ns: Ns, reason: Reason) -> None:
+    def refused(self, now: Ns, latency_ns: Ns, reason: Reason, guest: str | None = None) -> None:
         """A request has ended without an answer."""
-        self.ledger.refused(reason, latency_ns)
+        self.ledger.refused(reason, latency_ns, guest)
         self.recent.ended(now, latency_ns, in_time=False)
 
     def change_service(self, change: ServiceChange) -> None:

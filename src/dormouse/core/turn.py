@@ -434,7 +434,7 @@ class Turn:
     def refuse(self, request: Request, reason: Reason, message: str, retry_after_ns: Ns = 0) -> None:
         """End a request that is in no queue and on no lane (or is about to leave it)."""
         del self.state.requests[request.id]
-        self.state.functions[request.function].refused(self.now, self.now - request.arrived_ns, reason)
+        self.state.functions[request.function].refused(self.now, self.now - request.arrived_ns, reason, request.guest)
         self.commands.append(Refuse(request.id, reason, message, retry_after_ns))
 
     def abandon(self, request: Request) -> None:

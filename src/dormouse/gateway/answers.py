@@ -17,13 +17,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dormouse.errors import DormouseError, Forbidden, Unavailable
-from dormouse.gateway import openai_form
+from dormouse.gateway import notes, openai_form
+from dormouse.gateway.notes import NO_ONE_LEFT
 
 Handler = Callable[[Request], Awaitable[Response]]
 Result = TypeVar("Result")
-
-NO_ONE_LEFT = 499
-"""Status of an answer that nobody receives, since the client is gone."""
 
 CHALLENGE = 'Bearer realm="dormouse"'
 OPENAI = "/v1/"
@@ -40,6 +38,7 @@ def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | N
 
 
 def error_answer(fault: DormouseError, path: str = "") -> Response:
+    notes.failed(fault)
     headers = {"WWW-Authenticate": CHALLENGE} if fault.status == 401 else {}
     if fault.retry_after_s is not None or fault.status == 503:
         headers["Retry-After"] = str(max(1, math.ceil(fault.retry_after_s or 1)))

@@ -12,13 +12,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dormouse.core.types import Bytes
 from dormouse.errors import DormouseError
+from dormouse.gateway import notes
 from dormouse.gateway.access import OPEN_PATHS, Table, Views, key_headers
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.answers import error_answer, guarded, json_answer, routing_answer
 from dormouse.gateway.dashboard import EVENTS, Dashboard, Page
+from dormouse.gateway.observing import Observer, observing
 from dormouse.gateway.openapi import document
+from dormouse.gateway.scrape import Scrape
 from dormouse.gateway.v1 import V1
 from dormouse.gateway.v2 import V2
+from dormouse.metrics.exposition import Exposition
 from dormouse.submit import Submit
 from dormouse.tenants.callers import STRANGER
 from dormouse.tenants.gate import Gate, OpenGate
@@ -35,11 +39,19 @@ _OPEN = OPEN_PATHS | Page().routes().keys()
 
 
 def create_app(
-    submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = None, ended: asyncio.Event | None = None
+    submit: Submit,
+    *,
+    body_limit_bytes: Bytes,
+    gate: Gate | None = None,
+    ended: asyncio.Event | None = None,
+    observer: Observer | None = None,
 ) -> ASGIApp:
     """The application in front of one node. Bodies over the limit, packed or unpacked, are refused with 413. Without
     a gate everybody may do everything. ``ended``: set when the server stops, so that endless answers end, too."""
     ends = ended or asyncio.Event()
+
+    observer = observer or Observer()
+    exposition = Exposition(observer.answers)
 
     def handlers(seen: Submit) -> Table:
         doors = (
@@ -48,6 +60,7 @@ def create_app(
             Admin(seen, body_limit_bytes),
             Dashboard(seen, ends),
             Page(),
+            Scrape(seen, exposition),
         )
         table = {path: methods for door in doors for path, methods in door.routes().items()}
         table["/openapi.json"] = {"GET": _described}
@@ -60,7 +73,7 @@ def create_app(
     )
     # A slash too many is an unknown path, not a redirection that POST bodies would not survive.
     app.router.redirect_slashes = False
-    return _past_the_gate(gate or OpenGate(), views, _past_the_router(app))
+    return observing(observer, _past_the_gate(gate or OpenGate(), views, _past_the_router(app)))
 
 
 async def _described(_: Request) -> Response:
@@ -80,6 +93,7 @@ def _past_the_gate(gate: Gate, views: Views, inside: ASGIApp) -> ASGIApp:
             return
         try:
             caller = gate.caller_of(key_headers(scope))
+            notes.asked_by(caller.tenant)
             if scope["path"] == EVENTS:  # who watches takes no request's place
                 gate.check(caller)
                 with gate.streaming(caller):

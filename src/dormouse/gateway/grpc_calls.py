@@ -15,11 +15,13 @@ import grpc
 from dormouse import __version__
 from dormouse.core.types import Ns
 from dormouse.errors import DormouseError, InvalidRequest, OverLimit, Unauthenticated
-from dormouse.gateway import grpc_form, kserve, reports
+from dormouse.gateway import grpc_form, kserve, notes, reports
 from dormouse.gateway.answers import unexpected
 from dormouse.gateway.chunks import last_of
 from dormouse.gateway.grpc_messages import HEALTH, INFERENCE, Message, Method, decoded, message, methods
 from dormouse.gateway.grpc_stream import Stream
+from dormouse.gateway.notes import ID_HEADER, TRACE_HEADERS, Note
+from dormouse.gateway.observing import Observer
 from dormouse.gateway.repository import Repository
 from dormouse.submit import Submit
 from dormouse.tenants.callers import STRANGER, Caller
@@ -66,19 +68,22 @@ def _handler(method: Method, calls: "Calls") -> Any:
     # Messages are decoded inside, so that what is no message gets an answer in our words.
     if method.streams:
         return grpc.stream_stream_rpc_method_handler(calls.stream)
-    return grpc.unary_unary_rpc_method_handler(_guarded(method, calls.entered(method)))
+    return grpc.unary_unary_rpc_method_handler(_guarded(method, calls.entered(method), calls))
 
 
-def _guarded(method: Method, work: Work) -> Callable[[bytes, Context], Awaitable[bytes]]:
+def _guarded(method: Method, work: Work, calls: "Calls") -> Callable[[bytes, Context], Awaitable[bytes]]:
     """The call, with every failure turned into a status and one line."""
 
     async def answer(wire: bytes, context: Context) -> bytes:
-        try:
-            answered: bytes = (await work(decoded(method.request, wire), context)).SerializeToString()
-        except DormouseError as fault:
-            await refuse(context, fault)
-        except Exception as fault:
-            await refuse(context, unexpected(method.name, fault))
+        note = note_of(method.name, context.invocation_metadata(), calls.tenant)
+        with calls.observer.observed(note):
+            try:
+                answered: bytes = (await work(decoded(method.request, wire), context)).SerializeToString()
+            except DormouseError as fault:
+                await refuse(context, fault)
+            except Exception as fault:
+                await refuse(context, unexpected(method.name, fault))
+            context.set_trailing_metadata(((ID_HEADER, note.id),))
         return answered
 
     return answer
@@ -93,10 +98,22 @@ def key_headers(metadata: Any) -> dict[str, str]:
     return found
 
 
+def note_of(call: str, metadata: Any, tenant: str | None) -> Note:
+    """The note of a call, or of one request of a stream."""
+    found = {name: value for name, value in metadata or () if name == ID_HEADER or name in TRACE_HEADERS}
+    note = Note("grpc", call, found.pop(ID_HEADER, None), found or None)
+    note.tenant = tenant
+    return note
+
+
 async def refuse(context: Context, fault: DormouseError) -> None:
     """Ends the call; does not return."""
+    notes.failed(fault)
+    note = notes.current()
+    said: tuple[tuple[str, str], ...] = () if note is None else ((ID_HEADER, note.id),)
     if fault.retry_after_s is not None or fault.status == 503:
-        context.set_trailing_metadata(_when(fault.retry_after_s or 1, pushes_back=fault.status == 429))
+        said = (*said, *_when(fault.retry_after_s or 1, pushes_back=fault.status == 429))
+    context.set_trailing_metadata(said)
     await context.abort(STATUS[fault.status], fault.message[:LONGEST_DETAILS])
 
 
@@ -109,7 +126,9 @@ def _when(retry_after_s: float, *, pushes_back: bool) -> tuple[tuple[str, str], 
 class Calls:
     """What each call of one caller does."""
 
-    def __init__(self, submit: Submit, gate: Gate, caller: Caller) -> None:
+    def __init__(self, submit: Submit, gate: Gate, caller: Caller, observer: Observer) -> None:
+        self.observer = observer
+        self.tenant = caller.tenant
         self._submit = submit
         self._gate = gate
         self._caller = caller
@@ -195,11 +214,14 @@ class Calls:
 
     async def _infer(self, wire: Message, context: Context) -> Message:
         version = wire.model_version or None
+        notes.asks(wire.model_name, wire.id)
         described = self._submit.describe(wire.model_name, version)
         parsed = grpc_form.parse_infer(wire, described, version, terms_of(context))
         chunks = self._submit.infer(parsed.inference)
         async with contextlib.aclosing(chunks):  # a client that goes away cancels this task, and so its request
-            return grpc_form.render_infer(parsed, await last_of(chunks))
+            answer = await last_of(chunks)
+        notes.answered(answer)
+        return grpc_form.render_infer(parsed, answer)
 
     async def stream(self, wires: Any, context: Context) -> None:
         """Answers ModelStreamInfer."""
@@ -209,9 +231,14 @@ class Calls:
             # Asked again for each request: streams live long, and keys are revoked.
             return self._gate.inside(self._gate.caller_of(headers))
 
+        def observed() -> AbstractContextManager[None]:
+            note = note_of("ModelStreamInfer", context.invocation_metadata(), self.tenant)
+            return self.observer.observed(note)
+
         try:
             with self._gate.streaming(self._caller):
-                await Stream(self._submit, lambda: terms_of(context), enter, context.write).answer(wires)
+                stream = Stream(self._submit, lambda: terms_of(context), enter, context.write, observed)
+                await stream.answer(wires)
         except OverLimit as fault:
             await refuse(context, fault)
 

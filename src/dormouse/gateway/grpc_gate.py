@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 
 from dormouse.errors import DormouseError, Unauthenticated
-from dormouse.gateway.grpc_calls import METHODS, OPEN_CALLS, Calls, Context, handlers, key_headers, refuse
+from dormouse.gateway.grpc_calls import METHODS, OPEN_CALLS, Calls, Context, handlers, key_headers, note_of, refuse
 from dormouse.gateway.grpc_messages import Method
+from dormouse.gateway.observing import Observer
 from dormouse.submit import Submit
 from dormouse.tenants.callers import STRANGER, Caller
 from dormouse.tenants.gate import Gate
@@ -19,9 +20,10 @@ from dormouse.tenants.seen import Seen
 class Services:
     """Every service of this server. grpc.aio asks it how to handle a call."""
 
-    def __init__(self, submit: Submit, gate: Gate) -> None:
+    def __init__(self, submit: Submit, gate: Gate, observer: Observer) -> None:
         self._submit = submit
         self._gate = gate
+        self._observer = observer
         self._handlers: dict[Caller, dict[str, Any]] = {}
 
     def service(self, details: Any) -> Any:
@@ -32,7 +34,7 @@ class Services:
         try:
             caller = self._admitted(method, key_headers(details.invocation_metadata))
         except DormouseError as fault:
-            return _refusing(fault)
+            return self._refusing(method, fault)
         return self._of(caller)[details.method]
 
     def _admitted(self, method: Method, headers: dict[str, str]) -> Caller:
@@ -51,14 +53,16 @@ class Services:
         """The handlers of a caller, made when it first comes; there are no more of them than tenants, twice."""
         found = self._handlers.get(caller)
         if found is None:
-            found = self._handlers[caller] = handlers(Calls(Seen(self._submit, caller), self._gate, caller))
+            found = self._handlers[caller] = handlers(
+                Calls(Seen(self._submit, caller), self._gate, caller, self._observer)
+            )
         return found
 
+    def _refusing(self, method: Method, fault: DormouseError) -> Any:
+        """What ends a call without reading its message: a stream is read by whoever handles it, if at all."""
 
-def _refusing(fault: DormouseError) -> Any:
-    """What ends a call without reading its message: a stream is read by whoever handles it, if at all."""
+        async def end(_: Any, context: Context) -> None:
+            with self._observer.observed(note_of(method.name, context.invocation_metadata(), None)):
+                await refuse(context, fault)
 
-    async def end(_: Any, context: Context) -> None:
-        await refuse(context, fault)
-
-    return grpc.stream_stream_rpc_method_handler(end)
+        return grpc.stream_stream_rpc_method_handler(end)

@@ -13,6 +13,7 @@ import grpc.aio
 from dormouse.core.types import Bytes
 from dormouse.errors import ConfigurationFault
 from dormouse.gateway.grpc_gate import Services
+from dormouse.gateway.observing import Observer
 from dormouse.submit import Submit
 from dormouse.tenants.gate import Gate, OpenGate
 
@@ -78,11 +79,18 @@ class GrpcServer:
 
     @contextlib.asynccontextmanager
     async def serving(
-        self, submit: Submit, *, stop: asyncio.Event, hurry: asyncio.Event, grace_s: float, gate: Gate | None = None
+        self,
+        submit: Submit,
+        *,
+        stop: asyncio.Event,
+        hurry: asyncio.Event,
+        grace_s: float,
+        gate: Gate | None = None,
+        observer: Observer | None = None,
     ) -> AsyncIterator[None]:
         """Inside, calls are answered. From ``stop`` on no new ones are taken, and those that are open have
         ``grace_s`` to end, or until ``hurry``; leaving waits for that. Without a gate everybody may do everything."""
-        self._server.add_generic_rpc_handlers((Services(submit, gate or OpenGate()),))
+        self._server.add_generic_rpc_handlers((Services(submit, gate or OpenGate(), observer or Observer()),))
         await self._server.start()
         ending = asyncio.create_task(self._end(stop, hurry, grace_s))
         try:

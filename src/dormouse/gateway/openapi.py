@@ -160,6 +160,7 @@ def _schemas() -> dict[str, Schema]:
             "Removed": object_of({"name": TEXT}),
             "Node": _OBJECT,
             "Checked": object_of({"name": TEXT, "admitted": FLAG, "refusal": or_null(TEXT)}),
+            "Metrics": TEXT,
             "OpenApi": object_of({"openapi": TEXT, "paths": _OBJECT}),
         }
     )
@@ -183,6 +184,15 @@ def _infer() -> Schema:
     inferring["responses"]["200"]["headers"] = _LENGTH_HEADER
     inferring["parameters"] = [{"name": name, "in": "header", **header} for name, header in _LENGTH_HEADER.items()]
     return inferring
+
+
+def _metrics() -> Schema:
+    scraped = operation("What Prometheus is told", "Metrics")
+    scraped["responses"]["200"]["content"] = {
+        "text/plain": {"schema": ref("Metrics")},
+        "application/openmetrics-text": {"schema": ref("Metrics")},
+    }
+    return scraped
 
 
 def _of_models() -> dict[str, dict[str, Schema]]:
@@ -234,6 +244,7 @@ def _paths() -> dict[str, dict[str, Schema]]:
         "/dormouse/check": {
             "post": operation("What a deploy would do", "Checked", *loading, 500, body="Manifest", body_needed=True)
         },
+        "/metrics": {"get": _metrics()},
         "/openapi.json": {"get": operation("This document", "OpenApi", is_open=True)},
     }
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from dormouse.core.types import Bytes
 from dormouse.errors import DormouseError, InvalidRequest
-from dormouse.gateway import content, kserve, openai_form
+from dormouse.gateway import content, kserve, notes, openai_form
 from dormouse.gateway.answers import Handler, json_answer, unless_gone
 from dormouse.gateway.chunks import last_of
 from dormouse.gateway.openai_form import WrongField
@@ -109,8 +109,11 @@ class V1:
     ) -> Chunk:
         slo_ns = kserve.promised_ns(request.headers)
         inference = Inference(model, (carrier,), outputs=outputs, slo_ns=slo_ns, top_k=top_k)
+        notes.asks(model)
         async with contextlib.aclosing(self._submit.infer(inference)) as chunks:
-            return await unless_gone(request.receive, last_of(chunks))
+            answer = await unless_gone(request.receive, last_of(chunks))
+        notes.answered(answer)
+        return answer
 
 
 def _told(chunk: Chunk) -> dict[str, str]:

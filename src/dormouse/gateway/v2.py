@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dormouse import __version__
 from dormouse.core.types import Bytes
 from dormouse.errors import Unavailable
-from dormouse.gateway import bodies, content, kserve, reports
+from dormouse.gateway import bodies, content, kserve, notes, reports
 from dormouse.gateway.answers import Handler, LinesAnswer, TensorAnswer, json_answer, unless_gone
 from dormouse.gateway.chunks import last_of
 from dormouse.gateway.repository import Repository
@@ -100,6 +100,7 @@ class V2:
     async def infer(self, request: Request) -> Response:
         """Answers ``.../infer``."""
         name, version = _model(request)
+        notes.asks(name)
         self._submit.describe(name, version)  # an unknown name is refused before its body is read
         body = await content.read_body(request, self._body_limit_bytes)
         lines = "application/x-ndjson" in request.headers.get("accept", "").lower()
@@ -108,11 +109,13 @@ class V2:
         described = self._submit.describe(name, version)
         slo_ms = kserve.promised(request.headers)
         parsed = bodies.parse_infer(body, header_length, described, version, lines=lines, slo_ms=slo_ms)
+        notes.asks(name, parsed.id)
         chunks = self._submit.infer(parsed.inference)
         if lines:
             return await _streamed(request, parsed, chunks)
         async with contextlib.aclosing(chunks):
             answer = await unless_gone(request.receive, last_of(chunks))
+        notes.answered(answer)
         reply = bodies.render_infer(parsed, answer)
         return await _packed(reply, content.chosen_coding(request.headers.get("accept-encoding", "")))
 
@@ -134,6 +137,7 @@ async def _streamed(request: Request, parsed: bodies.InferRequest, chunks: Async
 async def _lines(parsed: bodies.InferRequest, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
+            notes.answered(chunk)
             yield bodies.render_line(parsed, chunk)
 
 

@@ -21,6 +21,7 @@ from dormouse.errors import DormouseError, InvalidRequest, Unavailable
 from dormouse.functions import Manifest
 from dormouse.gateway import encoding
 from dormouse.gateway.chunks import last_of
+from dormouse.metrics.books import Books
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics, Submit
 from dormouse.tasks import carriers, rows
 from dormouse.tasks.answers import ranked
@@ -119,6 +120,9 @@ class WithTasks:
 
     def picture(self) -> Picture:
         return self._inner.picture()
+
+    def books(self) -> Books:
+        return self._inner.books()
 
     # ------------------------------------------------------------------ with tasks
 

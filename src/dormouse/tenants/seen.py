@@ -11,6 +11,7 @@ import msgspec
 
 from dormouse.errors import unknown_function
 from dormouse.functions import Manifest
+from dormouse.metrics.books import Books
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics, Submit
 from dormouse.tenants.callers import Caller
 from dormouse.watch.picture import Picture, totals_of
@@ -120,6 +121,10 @@ class Seen:
     def node(self) -> dict[str, Any]:
         self._caller.check_admin("looking at the node")
         return self._submit.node()
+
+    def books(self) -> Books:
+        self._caller.check_admin("reading metrics")
+        return self._submit.books()
 
     def _check_operates(self, name: str, what: str) -> None:
         """Unknown comes first: who may not see a function is not told that it could be operated."""

@@ -1,0 +1,1 @@
+"""What Prometheus is told: the books as it reads them, edges of its histograms, its text. Knows no server."""
