@@ -79,7 +79,8 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
             node = WithTasks(bare, config.image_pixels)
             tracing = begin_tracing(os.environ)
             observer = _observer(config, tracing)
-            app = create_app(node, body_limit_bytes=config.body_limit_bytes, gate=gate, observer=observer)
+            limit_bytes = config.body_limit_bytes
+            app = create_app(node, body_limit_bytes=limit_bytes, gate=gate, ended=stop, observer=observer)
             grpc_address = None if grpc is None else grpc.address
             async with contextlib.AsyncExitStack() as doors:
                 if tracing is not None:

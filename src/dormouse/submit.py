@@ -14,6 +14,7 @@ from dormouse.functions import BatchManifest, LimitsManifest, Manifest, SloManif
 from dormouse.metrics.books import Books
 from dormouse.tasks.description import Task
 from dormouse.tensors import Signature, Tensor
+from dormouse.watch.picture import Picture
 
 
 class Inference(Struct, frozen=True):
@@ -147,6 +148,12 @@ class Submit(Protocol):
 
     def node(self) -> dict[str, Any]:
         """Devices, host memory, totals."""
+
+    def function(self, name: str) -> dict[str, Any]:
+        """The row of one. Raises UnknownFunction."""
+
+    def picture(self) -> Picture:
+        """All of it as it is now, for those who watch. Asked several times a second, so it should cost little."""
 
     def books(self) -> Books:
         """What metrics are made from, as it is now."""

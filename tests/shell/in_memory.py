@@ -31,6 +31,7 @@ from dormouse.metrics.books import Books, FunctionBook
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics, Tally
 from dormouse.tasks.description import ImageInput, Task, TextInput
 from dormouse.tensors import DATATYPE_BYTES, Signature, Tensor, TensorSpec
+from dormouse.watch.picture import Device, Host, Picture, Point, Watched, totals_of
 from tests.shell.tiny_models import save_tokenizer
 
 QUEUED_NS, DEVICE_NS, ENDED_MS = 1_500_000, 2_000, 1_700_000_000_000
@@ -368,6 +369,24 @@ class InMemory:
             "functions_compliant": len(self.deployed),
         }
 
+    def function(self, name: str) -> dict[str, Any]:
+        self._find(name, None)
+        return next(row for row in self.functions() if row["name"] == name)
+
+    def picture(self) -> Picture:
+        """Of functions only."""
+        rows = {name: _watched(name, found) for name, found in self.deployed.items()}
+        return Picture(
+            at_ms=0,
+            bucket_ms=5000,
+            bucket=1,
+            functions=rows,
+            histories={name: (Point(2.5, 1, 1, 1),) for name in rows},
+            totals=totals_of(rows),
+            devices=(Device("cpu:0", "cpu:0", "numpy", True, capacity_bytes=2**26, free_bytes=2**25),),
+            host=Host(2**30, 4096, 4096, len(rows)),
+        )
+
     def _break(self) -> None:
         if self.break_after_first == "bug":
             raise KeyError("x")
@@ -387,6 +406,26 @@ class InMemory:
         if module != "arithmetic" or name not in PROGRAMS:
             raise RefusedSource(f"source {manifest.source!r} is none of this node's programs")
         return PROGRAMS[name]
+
+
+def _watched(name: str, found: Deployed) -> Watched:
+    manifest = found.manifest
+    return Watched(
+        name=name,
+        version=str(found.revision),
+        tenant=manifest.tenant,
+        public=manifest.public,
+        state="READY" if found.loaded else "UNAVAILABLE",
+        tier="host" if found.loaded else "disk",
+        pin=str(manifest.pin),
+        image_bytes=4096,
+        state_bytes=0,
+        deadline_ms=manifest.slo.deadline_ms,
+        percentile=manifest.slo.percentile,
+        requests=found.requests,
+        in_time=found.requests,
+        paths={"host": found.answers} if found.answers else {},
+    )
 
 
 def furnished() -> InMemory:

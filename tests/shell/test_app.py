@@ -151,7 +151,7 @@ def test_a_manifest_as_struct_and_as_json_are_the_same() -> None:
 # ------------------------------------------------------------------ errors
 
 
-@pytest.mark.parametrize("path", ["/", "/v3", "/v2/nothing", "/v2/models/", "/v2/models/affine/", INFER + "/"])
+@pytest.mark.parametrize("path", ["/v3", "/v2/nothing", "/v2/models/", "/v2/models/affine/", INFER + "/"])
 def test_an_unknown_path_is_404(path: str) -> None:
     answer = answer_to("GET", path)
     assert answer.status_code == 404

@@ -85,7 +85,6 @@ def make_bill(database: Database, question: Question) -> Bill:
     tariffs = history(database)
     if not tariffs:
         raise ConfigurationFault(f"{database.file} has no tariff yet: nothing was ever served here")
-    connection = database.connection
     lines: defaultdict[str, Line] = defaultdict(Line)
     served: defaultdict[int, Line] = defaultdict(Line)
     """By function, for the sake of its SLO."""
@@ -98,10 +97,16 @@ def make_bill(database: Database, question: Question) -> Bill:
     for line in lines.values():
         _add(total, line)
     functions, in_slo = _compliance(database, question, served)
-    upto_ns = connection.execute("SELECT COALESCE(MAX(last_ns), 0) FROM lives").fetchone()[0]
-    pruned_ns = connection.execute("SELECT pruned_ns FROM progress").fetchone()[0]
+    upto_ns = known_upto(database)
+    pruned_ns = database.connection.execute("SELECT pruned_ns FROM progress").fetchone()[0]
     currency = tariffs[-1].tariff.currency
     return Bill(question, currency, upto_ns, pruned_ns, functions, in_slo, total, dict(sorted(lines.items())))
+
+
+def known_upto(database: Database) -> Ns:
+    """All that happened before is in the ledger."""
+    upto_ns: Ns = database.connection.execute("SELECT COALESCE(MAX(last_ns), 0) FROM lives").fetchone()[0]
+    return upto_ns
 
 
 def _add(to: Line, line: Line) -> None:

@@ -1,10 +1,11 @@
 """A server as the command line sees it: its address, and one method a question. Failures become DormouseErrors."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -13,8 +14,14 @@ import msgspec
 from dormouse.errors import ConfigurationFault, DormouseError
 from dormouse.functions import Manifest
 from dormouse.tls import trusted
+from dormouse.watch.changes import applied
+from dormouse.watch.picture import Picture
+
+Decoded = TypeVar("Decoded")
 
 DEFAULT_SERVER = "http://127.0.0.1:8000"
+SILENCE_S = 30.0
+"""A stream of events says something every ten."""
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
@@ -58,6 +65,42 @@ class Server:
     def node(self) -> dict[str, Any]:
         return self._json("GET", "/dormouse/node")
 
+    def picture(self) -> Picture:
+        """All that the dashboard shows, as it is now."""
+        return self._decoded(self._send("GET", "/dormouse/picture", b"", {}).content, Picture)
+
+    def watch(self) -> Iterator[Picture]:
+        """Pictures as they change, until the server stops or goes away, which raises DormouseError."""
+        with self._asked("the server stopped") as answer:
+            picture: Picture | None = None
+            event = ""
+            for line in answer.iter_lines():
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    event = value
+                elif name == "data" and event == "picture":
+                    picture = self._decoded(value.encode(), Picture)
+                    yield picture
+                elif name == "data" and event == "changes" and picture is not None:
+                    picture = applied(picture, self._decoded(value.encode(), dict[str, Any]))
+                    yield picture
+
+    @contextmanager
+    def _asked(self, ending: str) -> Iterator[httpx.Response]:
+        """A stream of events. Raises DormouseError when it ends."""
+        timeout = httpx.Timeout(SILENCE_S, connect=10)
+        try:
+            with self._http.stream("GET", "/dormouse/events", timeout=timeout) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise Refused(answer.status_code, _complaint(answer))
+                yield answer
+        except httpx.ConnectError as fault:
+            raise self._unreachable(fault) from None
+        except httpx.HTTPError as fault:
+            raise DormouseError(f"the server at {self._address} went away: {fault}") from None
+        raise DormouseError(f"{ending}: {self._address}")
+
     def deploy(self, manifest: Manifest) -> str:
         return str(self._json("POST", "/dormouse/functions", msgspec.json.encode(manifest))["version"])
 
@@ -85,8 +128,11 @@ class Server:
         return msgspec.json.decode(body[:length], type=dict[str, Any]), body[length:]
 
     def _json(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+        return self._decoded(self._send(method, path, body, {}).content, dict[str, Any])
+
+    def _decoded(self, content: bytes, kind: type[Decoded]) -> Decoded:
         try:
-            return msgspec.json.decode(self._send(method, path, body, {}).content, type=dict[str, Any])
+            return msgspec.json.decode(content, type=kind)
         except msgspec.DecodeError:
             raise DormouseError(f"what answers at {self._address} is no dormouse server") from None
 
@@ -94,18 +140,21 @@ class Server:
         try:
             answer = self._http.request(method, path, content=body, headers=dict(headers))
         except httpx.ConnectError as fault:
-            if "CERTIFICATE_VERIFY_FAILED" in str(fault):
-                raise DormouseError(
-                    f"the certificate of {self._address} is not trusted; name the one that signed it with --ca"
-                ) from None
-            raise DormouseError(
-                f"no server answers at {self._address}; start one with `dormouse serve`, or name another with --server"
-            ) from None
+            raise self._unreachable(fault) from None
         except httpx.HTTPError as fault:
             raise DormouseError(f"the server at {self._address} went away: {fault}") from None
         if answer.is_error:
             raise Refused(answer.status_code, _complaint(answer))
         return answer
+
+    def _unreachable(self, fault: httpx.ConnectError) -> DormouseError:
+        if "CERTIFICATE_VERIFY_FAILED" in str(fault):
+            return DormouseError(
+                f"the certificate of {self._address} is not trusted; name the one that signed it with --ca"
+            )
+        return DormouseError(
+            f"no server answers at {self._address}; start one with `dormouse serve`, or name another with --server"
+        )
 
 
 def _complaint(answer: httpx.Response) -> str:

@@ -24,6 +24,7 @@ from dormouse.cli.simulate import replay, simulate
 from dormouse.cli.start import serve_command
 from dormouse.cli.tables import eager_lines, functions_table, node_lines, size
 from dormouse.cli.tensors import described, parse_input, request_of, text_input
+from dormouse.cli.top import top
 from dormouse.core.types import Pin
 from dormouse.errors import ConfigurationFault, DormouseError, InvalidRequest
 
@@ -65,6 +66,7 @@ app.command("serve")(serve_command)
 app.add_typer(keys, name="keys")
 app.command("calibrate")(calibrate_command)
 app.command()(load)
+app.command()(top)
 app.command()(simulate)
 app.command()(replay)
 app.command()(bill)

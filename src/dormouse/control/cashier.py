@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dormouse.billing.bills import Bill, By, Question, known_upto, make_bill
 from dormouse.billing.database import Database
 from dormouse.billing.records import Record, RequestEnded, RequestVoided, request_name
 from dormouse.billing.segments import Sync
 from dormouse.billing.tariffs import Written, ensure_default, read_tariff, set_tariff
 from dormouse.billing.writer import LedgerWriter
 from dormouse.control.bookkeeping import Bookkeeper
+from dormouse.control.costs import Costs
 from dormouse.control.payloads import Answer, Outputs, Payloads
 from dormouse.core.messages import Command, Event
 from dormouse.core.state import State
@@ -161,6 +163,21 @@ class Cashier:
             if not self._complained:
                 _LOG.error("entries stay in %s for the time being: %s", self._database.directory, fault)
             self._complained = True
+
+    # ------------------------------------------------------------------ what it comes to
+
+    def costs(self) -> Costs:
+        """From now on."""
+        return Costs(self._bill_since, self._bookkeeper.wall(time.monotonic_ns()))
+
+    async def _bill_since(self, since_ns: Ns) -> Bill:
+        self._writer.flush()
+        return await self._loop.run_in_executor(self._background, self._billed, since_ns)
+
+    def _billed(self, since_ns: Ns) -> Bill:
+        """Up to the moment before which nothing is missing."""
+        self._database.take_in()
+        return make_bill(self._database, Question(since_ns, max(since_ns, known_upto(self._database)), by=By.FUNCTION))
 
     # ------------------------------------------------------------------ the end
 

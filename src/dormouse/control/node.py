@@ -29,8 +29,10 @@ from dormouse.control.devices import devices_of
 from dormouse.control.importer import Imported, import_source
 from dormouse.control.inventory import batch_row, disk_row, function_row, host_row, index_entry, statistics_of
 from dormouse.control.payloads import Payloads
+from dormouse.control.portrait import Portrait
 from dormouse.control.processes import ExecutorProcesses
 from dormouse.control.topology import links_of
+from dormouse.control.watching import Watching
 from dormouse.core.messages import (
     FunctionDeployed,
     LoadRequested,
@@ -56,6 +58,7 @@ from dormouse.journal import JournalWriter
 from dormouse.metrics.books import Books
 from dormouse.store.host import HostStore
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics
+from dormouse.watch.picture import Picture
 
 _LOG = logging.getLogger("dormouse.control")
 FEWEST_READERS = 4
@@ -102,6 +105,9 @@ class Node:
         self._functions: dict[str, Deployed] = {}
         """The revision that each name stands for."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        portrait = Portrait(self._state, self._executors, self._store.arena)
+        costs = None if self._cashier is None else self._cashier.costs()
+        self._watching = Watching(portrait, self._functions, costs)
 
     # ------------------------------------------------------------------ from start to end
 
@@ -130,6 +136,7 @@ class Node:
         self._forget_leftovers()
         for deployed in self._functions.values():
             self._restore(deployed)
+        self._watching.start()
 
     def _forget_leftovers(self) -> None:
         """Keep the revisions that the catalog knows; remove what a crash left of any other."""
@@ -139,7 +146,7 @@ class Node:
         if lost:
             names = ", ".join(deployed.name for deployed in lost)
             _LOG.warning("forgotten, because their images lived in memory only; deploy them again: %s", names)
-        self._functions = {deployed.name: deployed for deployed in self._catalog.functions()}
+        self._functions.update({deployed.name: deployed for deployed in self._catalog.functions()})
         kept = {self._directory_of(_id(deployed)) for deployed in self._functions.values()}
         for directory in self._images.glob("*/*"):
             if directory not in kept:
@@ -159,6 +166,7 @@ class Node:
             self._cashier.belongs(_id(deployed), deployed.manifest.tenant)
 
     async def _close(self) -> None:
+        await self._watching.close()
         await self._bring_state_home()
         await self._executors.stop()
         await self._controller.close()
@@ -233,12 +241,18 @@ class Node:
         return [statistics_of(d, self._state.functions.get(_id(d)), offset_ns) for d in found]
 
     def functions(self) -> list[dict[str, Any]]:
-        functions, graphs = self._state.functions, self._executors.graphs_of
-        rows = [function_row(d, functions.get(_id(d)), graphs(_id(d))) for d in self._functions.values()]
-        return [
-            row | {"batch": batch_row(d, self._state), "disk": disk_row(d, self._state)}
-            for row, d in zip(rows, self._functions.values(), strict=True)
-        ]
+        return [self._row(deployed) for deployed in self._functions.values()]
+
+    def function(self, name: str) -> dict[str, Any]:
+        return self._row(self._find(name))
+
+    def _row(self, deployed: Deployed) -> dict[str, Any]:
+        function = _id(deployed)
+        row = function_row(deployed, self._state.functions.get(function), self._executors.graphs_of(function))
+        return row | {"batch": batch_row(deployed, self._state), "disk": disk_row(deployed, self._state)}
+
+    def picture(self) -> Picture:
+        return self._watching.picture(self._controller.now())
 
     def node(self) -> dict[str, Any]:
         server = {"pid": os.getpid(), "python_blocks": sys.getallocatedblocks()}

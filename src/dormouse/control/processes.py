@@ -215,9 +215,18 @@ class ExecutorProcesses:
                 "pid": process.ready.pid,
                 "capacity_bytes": process.ready.capacity_bytes,
                 "chunk_bytes": process.ready.chunk_bytes,
+                "restarts": process.traffic.restarts,
             }
             for process in self._processes.values()
             if process.ready is not None
+        ]
+
+    def present(self) -> list[tuple[ExecutorId, str, int]]:
+        """Every executor that is here or expected back: its device in words, empty while it is gone, and restarts."""
+        return [
+            (process.id, "" if process.ready is None else process.ready.description, process.traffic.restarts)
+            for process in self._processes.values()
+            if process.ready is not None or process.traffic.restarts
         ]
 
     def books(self) -> list[DeviceBook]:

@@ -34,7 +34,8 @@ def links_of(config: Config, devices: list[str], measured: Measured | None) -> L
 def _topology_of(config: Config, devices: list[str], measured: Measured | None) -> Topology:
     if any(device.startswith("cpu") for device in devices):
         rate = config.link_bytes_per_s or MEMORY_BYTES_PER_S
-        links = tuple(Link(DeviceId(device), rate) for device in devices)
+        # As executors name themselves: what is asked for as ``cpu`` is ``cpu:0``.
+        links = tuple(Link(DeviceId(device if ":" in device else f"{device}:0"), rate) for device in devices)
         return msgspec.structs.replace(Topology(), links=links, peer_bytes_per_s=rate, detour_bytes_per_s=0)
     if measured is None:
         return Topology()

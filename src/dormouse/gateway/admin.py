@@ -24,7 +24,7 @@ class Admin:
         return {
             "/dormouse/node": {"GET": self._node},
             "/dormouse/functions": {"GET": self._functions, "POST": self._deploy},
-            "/dormouse/functions/{name}": {"DELETE": self._remove},
+            "/dormouse/functions/{name}": {"GET": self._function, "DELETE": self._remove},
             "/dormouse/check": {"POST": self._check},
         }
 
@@ -33,6 +33,9 @@ class Admin:
 
     async def _functions(self, _: Request) -> Response:
         return json_answer({"functions": self._submit.functions()})
+
+    async def _function(self, request: Request) -> Response:
+        return json_answer(self._submit.function(request.path_params["name"]))
 
     async def _deploy(self, request: Request) -> Response:
         manifest = await self._manifest(request)

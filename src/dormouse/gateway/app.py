@@ -1,5 +1,6 @@
 """The HTTP application: the gate, both doors, one form of error. Thin, and plain ASGI all the way."""
 
+import asyncio
 import re
 
 from starlette.applications import Starlette
@@ -15,6 +16,7 @@ from dormouse.gateway import notes
 from dormouse.gateway.access import OPEN_PATHS, Table, Views, key_headers
 from dormouse.gateway.admin import Admin
 from dormouse.gateway.answers import error_answer, guarded, json_answer, routing_answer
+from dormouse.gateway.dashboard import EVENTS, Dashboard, Page
 from dormouse.gateway.observing import Observer, observing
 from dormouse.gateway.openapi import document
 from dormouse.gateway.scrape import Scrape
@@ -33,11 +35,20 @@ _TABLE = "dormouse.table"
 """Where a request's scope has the handlers of its caller."""
 
 
+_OPEN = OPEN_PATHS | Page().routes().keys()
+
+
 def create_app(
-    submit: Submit, *, body_limit_bytes: Bytes, gate: Gate | None = None, observer: Observer | None = None
+    submit: Submit,
+    *,
+    body_limit_bytes: Bytes,
+    gate: Gate | None = None,
+    ended: asyncio.Event | None = None,
+    observer: Observer | None = None,
 ) -> ASGIApp:
     """The application in front of one node. Bodies over the limit, packed or unpacked, are refused with 413. Without
-    a gate everybody may do everything."""
+    a gate everybody may do everything. ``ended``: set when the server stops, so that endless answers end, too."""
+    ends = ended or asyncio.Event()
 
     observer = observer or Observer()
     exposition = Exposition(observer.answers)
@@ -47,6 +58,8 @@ def create_app(
             V2(seen, body_limit_bytes),
             V1(seen, body_limit_bytes),
             Admin(seen, body_limit_bytes),
+            Dashboard(seen, ends),
+            Page(),
             Scrape(seen, exposition),
         )
         table = {path: methods for door in doors for path, methods in door.routes().items()}
@@ -74,13 +87,19 @@ def _past_the_gate(gate: Gate, views: Views, inside: ASGIApp) -> ASGIApp:
         if scope["type"] != "http":
             await inside(scope, receive, send)
             return
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in _OPEN:
             scope[_TABLE] = views.of(STRANGER)
             await inside(scope, receive, send)
             return
         try:
             caller = gate.caller_of(key_headers(scope))
             notes.asked_by(caller.tenant)
+            if scope["path"] == EVENTS:  # who watches takes no request's place
+                gate.check(caller)
+                with gate.streaming(caller):
+                    scope[_TABLE] = views.of(caller)
+                    await inside(scope, receive, send)
+                return
             gate.enter(caller)
         except DormouseError as fault:
             await error_answer(fault, scope["path"])(scope, receive, send)

@@ -14,6 +14,7 @@ from dormouse.core.types import Path
 from dormouse.functions import NAME, Manifest
 from dormouse.gateway.encoding import DATATYPES
 from dormouse.gateway.kserve import LARGEST_PRIORITY, LONGEST_NAME, MOST_DIMENSIONS
+from dormouse.gateway.openapi_dashboard import dashboard_paths, dashboard_schemas
 from dormouse.gateway.openapi_parts import COUNT, FLAG, TEXT, Schema, list_of, object_of, operation, or_null, ref
 from dormouse.gateway.openapi_v1 import v1_paths, v1_schemas
 
@@ -98,6 +99,7 @@ def _schemas() -> dict[str, Schema]:
     return (
         manifest
         | v1_schemas()
+        | dashboard_schemas()
         | {
             "Error": object_of({"error": TEXT}),
             "Empty": {"type": "object", "maxProperties": 0},
@@ -153,6 +155,7 @@ def _schemas() -> dict[str, Schema]:
             ),
             "Operation": {"type": "object", "properties": {"parameters": or_null(_OPERATED)}},
             "Functions": object_of({"functions": list_of(_ROW)}),
+            "Function": _ROW,
             "Deployed": object_of({"name": TEXT, "version": TEXT}),
             "Removed": object_of({"name": TEXT}),
             "Node": _OBJECT,
@@ -233,7 +236,11 @@ def _paths() -> dict[str, dict[str, Schema]]:
             "get": operation("A row for each function", "Functions"),
             "post": operation("Deploy", "Deployed", *loading, 500, body="Manifest", body_needed=True, status=201),
         },
-        "/dormouse/functions/{name}": {"delete": operation("Remove", "Removed", 404, 409, 503, 507)},
+        "/dormouse/functions/{name}": {
+            "get": operation("Its row", "Function", 404),
+            "delete": operation("Remove", "Removed", 404, 409, 503, 507),
+        },
+        **dashboard_paths(),
         "/dormouse/check": {
             "post": operation("What a deploy would do", "Checked", *loading, 500, body="Manifest", body_needed=True)
         },

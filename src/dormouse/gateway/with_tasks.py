@@ -41,6 +41,7 @@ from dormouse.tasks.description import TOKENIZER_FILE, Task, TextInput
 from dormouse.tasks.images import Pixels, pixels_of
 from dormouse.tasks.text import Tokenizers, token_ids, within
 from dormouse.tensors import Signature, Tensor
+from dormouse.watch.picture import Picture
 
 MOST_PIXELS = 32_000_000
 MOST_PICTURES_BYTES: Bytes = 256 * 1024 * 1024
@@ -113,6 +114,12 @@ class WithTasks:
 
     def node(self) -> dict[str, Any]:
         return self._inner.node()
+
+    def function(self, name: str) -> dict[str, Any]:
+        return self._inner.function(name)
+
+    def picture(self) -> Picture:
+        return self._inner.picture()
 
     def books(self) -> Books:
         return self._inner.books()

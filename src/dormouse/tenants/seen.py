@@ -14,6 +14,7 @@ from dormouse.functions import Manifest
 from dormouse.metrics.books import Books
 from dormouse.submit import Chunk, Description, IndexEntry, Inference, Owner, Statistics, Submit
 from dormouse.tenants.callers import Caller
+from dormouse.watch.picture import Picture, totals_of
 
 
 class Seen:
@@ -55,7 +56,34 @@ class Seen:
 
     def functions(self) -> list[dict[str, Any]]:
         """Only the caller's own: a row tells where a source lies, and who else has been served how."""
-        return [row for row in self._submit.functions() if self._caller.owns(self._submit.owner(row["name"]))]
+        return [row for row in self._submit.functions() if self._owns(row["name"])]
+
+    def function(self, name: str) -> dict[str, Any]:
+        if not self._owns(name):
+            raise unknown_function(name)
+        return self._submit.function(name)
+
+    def picture(self) -> Picture:
+        """A tenant's is of its own functions: what else lies on a device, and where, is not its business."""
+        picture = self._submit.picture()
+        if self._caller.admin:
+            return picture
+        functions = {name: row for name, row in picture.functions.items() if row.tenant == self._caller.tenant}
+        functions = functions if self._caller.tenant else {}
+        return msgspec.structs.replace(
+            picture,
+            functions=functions,
+            histories={name: points for name, points in picture.histories.items() if name in functions},
+            totals=totals_of(functions),
+            queue=tuple(waiting for waiting in picture.queue if waiting.function in functions),
+            node=False,
+            devices=(),
+            loads=(),
+            host=None,
+        )
+
+    def _owns(self, name: str) -> bool:
+        return self._caller.owns(self._submit.owner(name))
 
     def _sees(self, name: str) -> bool:
         return self._caller.admin or self._caller.may_see(self._submit.owner(name))
