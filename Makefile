@@ -30,7 +30,7 @@ demo: $(VENV)/installed ## the main job: many real models, a small device, every
 	$(BIN)/dormouse demo --seconds $(SECONDS_OF_DEMO)
 
 test: $(VENV)/installed lint types ## lint, types and every test that needs no GPU
-	$(BIN)/python -m pytest --cov --cov-report=term -m 'not gpu and not fresh'
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term -m 'not gpu and not fresh'
 
 sim: $(VENV)/installed ## 2,000 random histories of a small node with faults; a failure prints its seed
 	$(BIN)/python -m dormouse.sim.campaign
