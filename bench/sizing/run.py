@@ -30,11 +30,9 @@ POLICIES = {
     "fifo+lru": PoliciesTable("torpor", queueing="fifo", eviction="lru"),
     "early binding": PoliciesTable("fifo", placement="bound", replication="none"),
 }
-STEP = 0.01
-"""Of the number to begin with: so precisely is it found."""
 
 
-def measured(machine: str, policy: str, directory: Path, seconds: float) -> dict[str, Any]:
+def measured(machine: str, policy: str, directory: Path, seconds: float, step: float) -> dict[str, Any]:
     table, count = MACHINES[machine]
     scenario = Scenario(
         functions=FunctionsTable(count),
@@ -44,7 +42,7 @@ def measured(machine: str, policy: str, directory: Path, seconds: float) -> dict
     )
     began_s = time.perf_counter()
     tried: dict[int, int] = {}
-    within = max(1, round(STEP * count))
+    within = max(1, round(step * count))
     found = largest_compliant(scenario, directory, tried.__setitem__, within=within)
     return {
         "machine": machine,
@@ -63,13 +61,16 @@ def main() -> None:
     options.add_argument("--only", default="", help="one machine")
     options.add_argument("--policies", default=",".join(POLICIES), help="some of them, by commas")
     options.add_argument("--seconds", type=float, default=180, help="of virtual time, a trial")
+    options.add_argument(
+        "--step", type=float, default=0.01, help="of the number to begin with: so precisely is it found"
+    )
     chosen = options.parse_args()
     rows = []
     about = {"date": datetime.now(UTC).isoformat(), "python": platform.python_version(), "seconds": chosen.seconds}
     for machine in MACHINES:
         for policy in chosen.policies.split(","):
             if chosen.only in ("", machine):
-                rows.append(measured(machine, policy, chosen.traces, chosen.seconds))
+                rows.append(measured(machine, policy, chosen.traces, chosen.seconds, chosen.step))
                 print(
                     f"{machine:8} {policy:14} {rows[-1]['functions']:6} functions  ({rows[-1]['took_s']} s)", flush=True
                 )
