@@ -7,6 +7,7 @@ import pytest
 from dormouse.billing.database import Database
 from dormouse.billing.pricing import GIB, Tariff, Valid
 from dormouse.billing.tariffs import (
+    LATEST_NS,
     ensure_default,
     history,
     parse_moment,
@@ -41,6 +42,9 @@ def test_a_file_says_prices_exactly() -> None:
         ("device_gib = 0\n", r"line 1: device_gib = 0: a device has memory"),
         ('valid_from = "soon"\n', r"line 1: valid_from = 'soon' is no time"),
         ("valid_from = 2026-12-01\n", r"line 1: valid_from = .* is no time with a zone"),
+        ("valid_from = 2500-01-01T00:00:00Z\n", r"line 1: valid_from = .* expected a time from 1970 to 2115"),
+        ("valid_from = 0001-01-01T00:00:00+10:00\n", r"line 1: valid_from = .* expected a time from 1970 to 2115"),
+        ("idle_percent = " + "[" * 5000, r"t\.toml: maximum recursion depth"),
         ("idle_percent = [10]\n", r"line 1: idle_percent = \[10\] is no amount"),
         ("[idle_percent]\nx = 1\n", r"line 1: idle_percent = .* is no amount"),
         ("device_second =\n", r"t\.toml: Invalid value \(at line 1, column 16\)"),
@@ -117,3 +121,10 @@ def test_a_moment_that_is_none_is_refused(text: str) -> None:
 def test_moments_are_utc_unless_they_say_otherwise() -> None:
     assert parse_moment("since", "1970-01-02") == 86_400 * 10**9
     assert parse_moment("since", "1970-01-02T00:00:00+01:00") == 82_800 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("text", "moment_ns"), [("9999-12-31", LATEST_NS), ("2300-01-01", LATEST_NS), ("0001-01-01T00:00:00+10:00", 0)]
+)
+def test_moments_that_no_ledger_reaches_are_the_nearest_that_one_could(text: str, moment_ns: int) -> None:
+    assert parse_moment("until", text) == moment_ns

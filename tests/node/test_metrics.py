@@ -87,6 +87,26 @@ def test_a_name_keeps_its_counts_and_a_removed_one_leaves_them_to_its_owner_s_su
     run(scenario())
 
 
+def test_tenants_that_asked_each_other_have_one_sum_each_of_what_is_removed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(small(tmp_path)) as node:
+            for name, owner in (("a", "acme"), ("b", "globex")):
+                owned = msgspec.structs.replace(manifest(name, "stack", seed=1), tenant=owner, public=True)
+                await node.deploy(owned)
+                await answer(node, name, inputs(1), tenant="acme")
+                await answer(node, name, inputs(1), tenant="globex")
+                await node.remove(name)
+            families = text_string_to_metric_families((await scraped(node)).text)
+            found = [(each.name, tuple(sorted(each.labels.items()))) for family in families for each in family.samples]
+            assert len(found) == len(set(found))
+            for tenant in ("acme", "globex"):
+                whose = {"function": REMOVED, "tenant": tenant}
+                assert total(await samples(node), "dormouse_requests_in_time_total", **whose) == 2
+                assert total(await samples(node), "dormouse_request_duration_seconds_count", **whose) == 2
+
+    run(scenario())
+
+
 def test_a_name_that_becomes_another_tenant_s_leaves_what_it_counted_to_the_former_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(small(tmp_path)) as node:

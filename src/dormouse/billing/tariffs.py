@@ -30,6 +30,8 @@ from dormouse.core.types import Bytes, Ns
 from dormouse.errors import ConfigurationFault
 
 KEYS = ("currency", "device_second", "device_hour", "device_gib", "idle_percent", "pinned_percent", "valid_from")
+LATEST_NS: Ns = 2**62
+"""In 2116: times beyond are taken as this one, as SQLite has no room for those after 2262."""
 _AMOUNT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
@@ -45,7 +47,7 @@ def parse_tariff(text: str, origin: str) -> Written:
     """Raises ConfigurationFault naming origin and line."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
+    except (tomllib.TOMLDecodeError, RecursionError) as fault:
         raise ConfigurationFault(f"{origin}: {fault}") from None
     given: dict[str, Any] = {}
     valid_from_ns = None
@@ -87,7 +89,10 @@ def _moment(where: str, value: object) -> Ns:
             raise ConfigurationFault(f"{where} is no time; write one like 2026-12-01T00:00:00Z") from None
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise ConfigurationFault(f"{where} is no time with a zone; write one like 2026-12-01T00:00:00Z")
-    return moment_ns(value)
+    moment = moment_ns(value)
+    if not 0 <= moment <= LATEST_NS:
+        raise ConfigurationFault(f"{where} cannot be used; expected a time from 1970 to 2115")
+    return moment
 
 
 def parse_moment(key: str, text: str) -> Ns:
@@ -96,12 +101,13 @@ def parse_moment(key: str, text: str) -> Ns:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigurationFault(f"{key} = {text!r} is no time; write 2026-12-01 or 2026-12-01T08:00:00Z") from None
-    return max(moment_ns(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)), 0)
+    since_ns = moment_ns(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
+    return min(max(since_ns, 0), LATEST_NS)
 
 
 def moment_ns(moment: datetime) -> Ns:
     """Since 1970, exactly to the microsecond."""
-    since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
 

@@ -99,5 +99,10 @@ class Accounts:
         return book
 
     def _books_gone(self) -> Iterator[FunctionBook]:
-        for owner, past in self._gone.items():
-            yield FunctionBook(REMOVED, owner, past.with_all(()))
+        """One for each tenant: what it owned, with its own requests to what others owned."""
+        ledgers = {owner: past.with_all(()) for owner, past in self._gone.items()}
+        for ledger in tuple(ledgers.values()):
+            for guest, part in ledger.guests.items():
+                ledgers.setdefault(guest, Ledger()).merge(part)
+        for tenant, ledger in ledgers.items():
+            yield FunctionBook(REMOVED, tenant, ledger)

@@ -49,7 +49,7 @@ class DeviceBook:
 class Books:
     functions: Sequence[FunctionBook] = ()
     gone: Sequence[FunctionBook] = ()
-    """Those that were removed, a tenant each, named REMOVED."""
+    """Those that were removed, a tenant each, named REMOVED. What a ledger's guests had is in books of theirs, too."""
     devices: Sequence[DeviceBook] = ()
     host_capacity_bytes: Bytes = 0
     host_used_bytes: Bytes = 0

@@ -56,7 +56,8 @@ def write(book: FunctionBook, lines: Lines) -> None:
     guests = everybodys.guests
     others = Ledger()
     for tenant, ledger in guests.items():
-        _write_requests(labels(function=book.name, tenant=tenant), ledger, None, lines)
+        if book.name != REMOVED:  # those have a book of their own, as they may own what was removed, too
+            _write_requests(labels(function=book.name, tenant=tenant), ledger, None, lines)
         others.merge(ledger)
     own = labels(function=book.name, tenant=book.tenant)
     _write_requests(own, everybodys, others if guests else None, lines)
