@@ -247,6 +247,10 @@ def _from_toml(file: Path) -> dict[str, object]:
         raise ConfigurationFault(f"{file} cannot be read: {fault.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
         raise ConfigurationFault(f"{file}: {fault}") from None
+    except RecursionError:
+        raise ConfigurationFault(f"{file} is nested too deeply to be settings") from None
+    for key in sorted(values.keys() - set(Config.__struct_fields__)):
+        raise ConfigurationFault(f"{file}: {key} = {str(values[key])[:80]!r}: there is no such setting")
     match values.get("allow_code"):
         case [*directories] if all(isinstance(directory, str) for directory in directories):
             values["allow_code"] = [file.parent / str(directory) for directory in directories]

@@ -37,11 +37,18 @@ class DeviceModel:
     """Loads whose source was lost: most of them fail."""
     near: set[CommandId] = field(default_factory=set)
     """Loads of which it has said that they have nearly arrived."""
+    before: set[CommandId] = field(default_factory=set)
+    """Loads that were under way when it came: the link that they may have is that of one which is lost."""
+
+    def __post_init__(self) -> None:
+        self.before = {load.command for load in self._loads()}
 
     def obey(self, command: ExecutorCommand) -> None:
         match command:
             case Load():
-                assert not any(self.id in load.helpers for load in self._loads()), "its link is lent"
+                assert not any(self.id in load.helpers for load in self._loads() if load.command not in self.before), (
+                    "its link is lent"
+                )
                 for helper in command.helpers:
                     assert not any(isinstance(c, Load) for c in self.others[helper].copy_lane), "a busy link was lent"
                 if command.source is not None:

@@ -172,13 +172,22 @@ def test_a_setting_that_cannot_be_used_is_named_with_its_value(
         configure(tmp_path, {"device_bytes": "1GiB", key: value})
 
 
-@pytest.mark.parametrize("text", ["port = ", "\x00", "allow_code = 5", "port = [1]", "nothing = 1"])
+@pytest.mark.parametrize(
+    "text", ["port = ", "\x00", "allow_code = 5", "port = [1]", "nothing = 1", "a = " + "[" * 5000]
+)
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(text)
     with pytest.raises(ConfigurationFault) as caught:
         configure(tmp_path, {}, file)
     assert "\n" not in caught.value.message
+
+
+def test_a_setting_that_is_none_is_named_with_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("color = 'red'")
+    with pytest.raises(ConfigurationFault, match=r"serve.toml: color = 'red': there is no such setting"):
+        configure(tmp_path, {}, file)
 
 
 def test_a_state_directory_that_is_a_file_is_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import resource
 import socket
 import subprocess
@@ -149,8 +150,7 @@ def test_a_long_answer_does_not_count_against_the_next_request(server: RunningSe
         connection.sendall(WHOLE + HEAD)
         connection.sendall(b"X-A: b\r\n")
         there(server, release())
-        assert status_of(connection.recv(65536)) == 200
-        assert status_of(rest_of(connection)) == 408
+        assert re.findall(rb"HTTP/1.1 ([0-9]+)", rest_of(connection)) == [b"200", b"408"]
 
 
 def test_a_body_that_still_trickles_after_the_answer_ends_the_connection(

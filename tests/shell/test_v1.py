@@ -217,6 +217,12 @@ def test_a_deadline_in_a_header_goes_with_the_request() -> None:
     assert [inference.slo_ns for inference in node.seen] == [80_000_000]
 
 
+def test_dimensions_that_cannot_be_are_refused_before_anything_is_computed() -> None:
+    node = furnished()
+    refused = asked("POST", "/v1/embeddings", node, json={"model": "embedder", "input": "nuts", "dimensions": 1})
+    assert (refused.status_code, node.seen) == (400, [])
+
+
 def test_alike_lengths_share_a_request_and_others_do_not() -> None:
     node = furnished()
     asked("POST", "/v1/embeddings", node, json={"model": "embedder", "input": [*TEXTS, "nuts"]})

@@ -24,7 +24,10 @@ _IMAGE: Schema = {
     "anyOf": [_SOME_TEXT, _several(_SOME_TEXT, MOST_IMAGES)],
 }
 _USAGE = object_of({"prompt_tokens": COUNT, "total_tokens": COUNT})
-_PATH_HEADER = {"X-Dormouse-Path": {"description": "How the model was found.", "schema": TEXT}}
+_PATH_HEADER = {
+    "X-Dormouse-Path": {"description": "How the model was found.", "schema": TEXT},
+    "X-Dormouse-Request": {"description": "What the ledger calls the request; several by commas.", "schema": TEXT},
+}
 
 
 def v1_schemas() -> dict[str, Schema]:

@@ -4,6 +4,7 @@ Decides nothing: openai_form.py reads and writes bodies, the tasks behind Submit
 """
 
 import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from dormouse.gateway.answers import Handler, json_answer, unless_gone
 from dormouse.gateway.chunks import last_of
 from dormouse.gateway.openai_form import WrongField
 from dormouse.submit import Chunk, Description, Inference, Submit
-from dormouse.tasks.answers import shortened
+from dormouse.tasks.answers import check_dimensions, shortened
 from dormouse.tasks.carriers import LABEL, SCORE, TOKEN_COUNT
 from dormouse.tasks.description import Task
 from dormouse.tensors import Tensor
@@ -61,15 +62,14 @@ class V1:
         body = await content.read_body(request, self._body_limit_bytes)
         asked = openai_form.decoded(openai_form.embeddings_decoder, body)
         task = self._task(asked.model, "embedding", "embeds nothing")
+        self._check_dimensions(asked.model, task, asked.dimensions)
         if task.text is None:
             raise WrongField("model", f"the model {asked.model!r} has no tokenizer; call it with tensors over V2")
         chunk = await self._answered(
             request, asked.model, openai_form.texts_of(asked.input), (task.output, TOKEN_COUNT)
         )
-        try:
+        with _about("dimensions"):
             vectors = shortened(task, _floats(chunk, task.output), asked.dimensions)
-        except InvalidRequest as fault:
-            raise WrongField("dimensions", fault.message) from None
         answer = openai_form.embeddings_answer(asked.model, vectors, _tokens(chunk), asked.encoding_format)
         return json_answer(answer, headers=_told(chunk))
 
@@ -100,6 +100,14 @@ class V1:
             )
         return task
 
+    def _check_dimensions(self, model: str, task: Task, wanted: int | None) -> None:
+        """Before anything is computed, and billed, if the signature says how long the model's vectors are."""
+        outputs = self._described(model).signature.outputs
+        have = next((output.shape[-1] for output in outputs if output.name == task.output and output.shape), -1)
+        if have > 0:
+            with _about("dimensions"):
+                check_dimensions(task, have, wanted)
+
     def _described(self, model: str) -> Description:
         openai_form.check_name(model)
         return self._submit.describe(model)
@@ -116,9 +124,19 @@ class V1:
         return answer
 
 
+@contextlib.contextmanager
+def _about(field: str) -> Iterator[None]:
+    """What is wrong with the request is wrong with this field."""
+    try:
+        yield
+    except InvalidRequest as fault:
+        raise WrongField(field, fault.message) from None
+
+
 def _told(chunk: Chunk) -> dict[str, str]:
-    """How the model was found, where V2 has a parameter for it."""
-    return {"X-Dormouse-Path": str(chunk.path)}
+    """How the model was found and what the ledger calls the request, where V2 has parameters for them."""
+    headers = {"X-Dormouse-Path": str(chunk.path)}
+    return {**headers, "X-Dormouse-Request": chunk.request} if chunk.request else headers
 
 
 def _floats(chunk: Chunk, name: str) -> openai_form.Vectors:

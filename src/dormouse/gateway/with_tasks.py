@@ -285,6 +285,7 @@ def _answer(
         path=slowest.path,
         queued_ns=max(chunk.queued_ns for _, chunk in chunks),
         device_ns=sum(chunk.device_ns for _, chunk in chunks),
+        request=",".join(chunk.request for _, chunk in chunks if chunk.request),
     )
 
 

@@ -44,14 +44,21 @@ def scored(scoring: Scoring, logits: Array) -> Array:
     return logits
 
 
-def shortened(task: Task, vectors: Array, dimensions: int | None) -> Array:
-    """Embeddings of the wanted length, again of length one. Raises InvalidRequest where the model is not made so."""
-    have = vectors.shape[1]
+def check_dimensions(task: Task, have: int, dimensions: int | None) -> None:
+    """Raises InvalidRequest where embeddings of ``have`` numbers cannot be of the wanted length."""
     if dimensions is None or dimensions == have:
-        return vectors
+        return
     allowed = task.dimensions
     if allowed is None or dimensions > have or (allowed and dimensions not in allowed):
         raise InvalidRequest(f"dimensions is {dimensions}, {_possible(allowed, have)}")
+
+
+def shortened(task: Task, vectors: Array, dimensions: int | None) -> Array:
+    """Embeddings of the wanted length, again of length one. Raises InvalidRequest where the model is not made so."""
+    have = vectors.shape[1]
+    check_dimensions(task, have, dimensions)
+    if dimensions is None or dimensions == have:
+        return vectors
     cut = vectors[:, :dimensions]
     lengths = np.linalg.norm(cut, axis=1, keepdims=True)
     whole: Array = cut / np.maximum(lengths, np.float32(1e-12))
