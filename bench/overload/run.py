@@ -106,11 +106,14 @@ def result(process: subprocess.Popen[str], out: Path) -> dict[str, Any]:
 
 
 def capacity(server: Server) -> float:
-    """Requests a second with always four under way."""
+    """Requests a second with always four under way. Zeros: through so many layers other numbers would become so small
+    that a CPU takes three times as long."""
     headers = {"x-api-key": KEYS["operator"]}
-    tensor = {"name": "x", "datatype": "FP32", "shape": [8, 512], "data": [0.5] * 4096}
+    tensor = {"name": "x", "datatype": "FP32", "shape": [8, 512], "data": [0.0] * 4096}
     metadata = server.operator.get("/v2/models/good").json()
     tensor["name"] = metadata["inputs"][0]["name"]
+    for _ in range(5):  # the module is built, and its memory warm
+        server.operator.post("/v2/models/good/infer", json={"inputs": [tensor]}).raise_for_status()
     done = [0]
     until = time.monotonic() + 6
 
@@ -207,9 +210,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--times", type=float, default=10, help="how often its capacity the device is asked")
+    parser.add_argument("--limited-only", action="store_true", help="leave out the run without limits")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = [measured(options, limited=limited) for limited in (True, False)]
+    rows = [measured(options, limited=limited) for limited in ((True,) if options.limited_only else (True, False))]
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),

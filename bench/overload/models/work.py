@@ -18,6 +18,6 @@ class Work(nn.Module):
 
 
 def work() -> tuple[nn.Module, torch.Tensor]:
-    """Some 16 MB that are read from memory once for each answer."""
+    """Some 96 MB that are read from memory once for each answer, and some ten milliseconds."""
     torch.manual_seed(1)
-    return Work(16, 512), torch.zeros(8, 512)
+    return Work(96, 512), torch.zeros(8, 512)
