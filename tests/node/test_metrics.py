@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from dormouse.control.node import Node
-from dormouse.core.messages import ExecutorJoined
+from dormouse.core.messages import ExecutorJoined, LoadFinished
 from dormouse.gateway.app import create_app
 from dormouse.metrics.books import REMOVED
 from tests.metrics.promtool import complaints
@@ -46,10 +46,12 @@ def counts(found: Samples) -> Samples:
 def test_requests_loads_and_evictions_are_in_a_scrape_that_promtool_likes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(small(tmp_path)) as node:
+            events = Events(node)
             for name in ("a", "b", "c"):
                 await node.deploy(manifest(name, "stack", seed=1))
                 for _ in range(2):
                     await answer(node, name, inputs(1))
+                await events.until(LoadFinished)  # layers run while others arrive: an answer may come first
             found = await samples(node)
             assert total(found, "dormouse_request_duration_seconds_count") == 6
             assert total(found, "dormouse_request_duration_seconds_count", path="build") >= 3
