@@ -6,7 +6,6 @@ server in the background or whoever wants a bill, at the same time, and after an
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,8 +51,6 @@ NUMBER_BITS = 40
 BUSY_S = 30
 AT_ONCE_BYTES = 1024 * 1024
 """So much is taken from segments in one transaction, so that nobody waits long for the lock."""
-PAGES_IN_A_ROW = 16
-"""Then another thread may have its turn."""
 
 
 def request_key(life: int, number: int) -> int:
@@ -70,6 +67,7 @@ class Database:
 
     def __init__(self, state_dir: Path) -> None:
         """Raises ConfigurationFault for what is no ledger, and if it cannot be written."""
+        self.state_dir = state_dir
         self.file = state_dir / "ledger.sqlite"
         self.directory = state_dir / "ledger"
         try:
@@ -140,9 +138,7 @@ class Database:
             data = source.read()
         entering = Entering(connection, NUMBER_BITS)
         done = 0
-        for count, (body, end) in enumerate(pages_of(data), 1):
-            if count % PAGES_IN_A_ROW == 0:
-                time.sleep(0)  # lets go of the interpreter, which the event loop would else get after 5 ms only
+        for body, end in pages_of(data):
             page = decoded(body)
             entering.enter(page.life, page.records)
             done = end

@@ -1,6 +1,7 @@
 """Hands an answer out only after its entry has been written, and keeps the ledger's time.
 
-What nobody waits for is written with the next entry, or a second later. Entries go on to SQLite in the background.
+What nobody waits for is written with the next entry, or a second later. Entries go on to SQLite in a process of their
+own (``clerk``).
 """
 
 import asyncio
@@ -10,13 +11,14 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dormouse.billing.bills import Bill, By, Question, known_upto, make_bill
+from dormouse.billing.bills import Bill
 from dormouse.billing.database import Database
 from dormouse.billing.records import Record, RequestEnded, RequestVoided, request_name
 from dormouse.billing.segments import Sync
 from dormouse.billing.tariffs import Written, ensure_default, read_tariff, set_tariff
 from dormouse.billing.writer import LedgerWriter
 from dormouse.control.bookkeeping import Bookkeeper
+from dormouse.control.clerk import Clerk
 from dormouse.control.costs import Costs
 from dormouse.control.payloads import Answer, Outputs, Payloads
 from dormouse.core.messages import Command, Event
@@ -45,12 +47,12 @@ class Cashier:
         self._tariff = tariff
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, "ledger")
-        self._background = ThreadPoolExecutor(1, "ledger-sqlite")
+        self._clerk = Clerk(database.state_dir)
         self._held: list[tuple[RequestId, Answers, Answer]] = []
         self._syncing: asyncio.Task[None] | None = None
         self._beating: asyncio.TimerHandle | None = None
         self._tending: asyncio.TimerHandle | None = None
-        self._taking: asyncio.Future[None] | None = None
+        self._taking: asyncio.Task[None] | None = None
         self._complained = False
 
     @classmethod
@@ -153,16 +155,19 @@ class Cashier:
         self._tending = None
         self._writer.flush()
         if self._taking is None or self._taking.done():
-            self._taking = self._loop.run_in_executor(self._background, self._take_in)
+            self._taking = self._loop.create_task(self._take_in())
 
-    def _take_in(self) -> None:
+    async def _take_in(self) -> None:
         try:
-            self._database.take_in()
+            await self._clerk.take_in()
             self._complained = False
         except (StateNotKept, OSError) as fault:
-            if not self._complained:
-                _LOG.error("entries stay in %s for the time being: %s", self._database.directory, fault)
-            self._complained = True
+            self._complain(fault)
+
+    def _complain(self, fault: Exception) -> None:
+        if not self._complained:
+            _LOG.error("entries stay in %s for the time being: %s", self._database.directory, fault)
+        self._complained = True
 
     # ------------------------------------------------------------------ what it comes to
 
@@ -172,12 +177,7 @@ class Cashier:
 
     async def _bill_since(self, since_ns: Ns) -> Bill:
         self._writer.flush()
-        return await self._loop.run_in_executor(self._background, self._billed, since_ns)
-
-    def _billed(self, since_ns: Ns) -> Bill:
-        """Up to the moment before which nothing is missing."""
-        self._database.take_in()
-        return make_bill(self._database, Question(since_ns, max(since_ns, known_upto(self._database)), by=By.FUNCTION))
+        return await self._clerk.bill_since(since_ns)
 
     # ------------------------------------------------------------------ the end
 
@@ -189,8 +189,13 @@ class Cashier:
             await self._syncing
         self._writer.note(self._bookkeeper.shut_down(now, Reason.SHUTTING_DOWN))
         self._writer.beat(self._bookkeeper.wall(now), last=True)
-        await self._loop.run_in_executor(self._background, self._take_in)
+        if self._taking is not None:
+            await self._taking
+        await self._clerk.close()
+        try:
+            await asyncio.to_thread(self._database.take_in)
+        except (StateNotKept, OSError) as fault:  # then the next life does, or a bill
+            self._complain(fault)
         self._disk.shutdown()
-        self._background.shutdown()
         self._writer.close()
         self._database.close()
