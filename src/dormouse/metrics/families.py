@@ -53,14 +53,14 @@ def empty() -> Lines:
 def write(book: FunctionBook, lines: Lines) -> None:
     """Add everything about one function."""
     everybodys = book.ledger
-    guests = everybodys.guests
-    others = Ledger()
-    for tenant, ledger in guests.items():
+    others = None
+    for tenant, ledger in everybodys.guests.items():
         if book.name != REMOVED:  # those have a book of their own, as they may own what was removed, too
             _write_requests(labels(function=book.name, tenant=tenant), ledger, None, lines)
+        others = others or Ledger()
         others.merge(ledger)
     own = labels(function=book.name, tenant=book.tenant)
-    _write_requests(own, everybodys, others if guests else None, lines)
+    _write_requests(own, everybodys, others, lines)
     _write_function(own, everybodys, lines)
     if book.name == REMOVED:
         return
