@@ -36,13 +36,13 @@ sim: $(VENV)/installed ## 2,000 random histories of a small node with faults; a 
 	$(BIN)/python -m dormouse.sim.campaign
 
 fuzz: $(VENV)/installed ## 5,000 made-up requests over HTTP and over gRPC each; a failure prints how to repeat it
-	DORMOUSE_FUZZ=5000 $(BIN)/python -m pytest tests/shell/test_openapi.py tests/shell/test_grpc_fuzz.py
+	DORMOUSE_FUZZ=5000 $(BIN)/python -m pytest --timeout 0 tests/shell/test_openapi.py tests/shell/test_grpc_fuzz.py
 
 protocol: $(VENV)/installed ## compile the .proto files
 	cd src/dormouse/gateway && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --descriptor_set_out=protocol.binpb inference.proto health.proto
 
 test-fresh: $(VENV)/installed ## the README's way from clone to an embedding, with an installation of its own
-	$(BIN)/python -m pytest tests/fresh -m fresh
+	$(BIN)/python -m pytest --timeout 0 tests/fresh -m fresh
 
 test-gpu: ## the tests that need an NVIDIA GPU, with the python on the PATH
 	$(PYTHON) -m pytest tests/gpu tests/contract -m gpu

@@ -1,8 +1,12 @@
 """What is taken as a model's source, and what is refused in one line that says the way out."""
 
+import gc
 import json
 import pickle
 import shutil
+import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -202,3 +206,39 @@ def test_a_factory_that_gives_no_usable_module_is_refused(function: str, said: s
 def test_a_factory_that_raises_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def make():\n    raise ValueError('first\\nsecond')\n")
     assert "ValueError: first" in refusal("broken:make", (tmp_path,), tmp_path)
+
+
+@pytest.fixture
+def importing_meanwhile() -> Iterator[None]:
+    """Modules come up at any moment, as when another thread imports: here, whenever rubbish is collected."""
+    names: list[str] = []
+
+    class Restless:
+        def __init__(self) -> None:
+            self.myself = self
+
+        def __del__(self) -> None:
+            if not over:
+                names.append(f"meanwhile_{len(names)}")
+                sys.modules[names[-1]] = types.ModuleType(names[-1])
+                Restless()
+
+    over = False
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    Restless()
+    yield
+    over = True
+    gc.set_threshold(*before)
+    gc.collect()
+    for name in names:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("importing_meanwhile")
+def test_what_was_imported_is_forgotten_though_other_modules_come_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        "from torch import nn, zeros\ndef net():\n    return nn.Linear(1, 1), zeros(1, 1)\n"
+    )
+    load(Manifest("m", "small:net", code=str(tmp_path)), [tmp_path])
+    assert "small" not in sys.modules

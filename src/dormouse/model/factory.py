@@ -123,7 +123,8 @@ def _imported_from(directory: Path) -> Iterator[None]:
         finally:
             sys.path.remove(str(directory))
             sys.dont_write_bytecode = before
-            for name, module in list(sys.modules.items()):
+            # A copy is made in one go; a list of items is not, and another thread may be importing.
+            for name, module in sys.modules.copy().items():
                 if (getattr(module, "__file__", None) or "").startswith(f"{directory}/"):
                     del sys.modules[name]
 
