@@ -42,6 +42,7 @@ class Variant:
 
 VARIANTS = {
     "plain": Variant(OFF),
+    "scraped, 15 s": Variant(OFF, 15),
     "scraped, 5 s": Variant(OFF, 5),
     "scraped, 1 s": Variant(OFF, 1),
     "ledger": Variant(ON),
