@@ -219,8 +219,9 @@ def importing_meanwhile() -> Iterator[None]:
 
         def __del__(self) -> None:
             if not over:
-                names.append(f"meanwhile_{len(names)}")
-                sys.modules[names[-1]] = types.ModuleType(names[-1])
+                name = f"meanwhile_{id(self)}_{len(names)}"  # another may come in between any two lines
+                names.append(name)
+                sys.modules[name] = types.ModuleType(name)
                 Restless()
 
     over = False
@@ -232,7 +233,7 @@ def importing_meanwhile() -> Iterator[None]:
     gc.set_threshold(*before)
     gc.collect()
     for name in names:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.usefixtures("importing_meanwhile")
