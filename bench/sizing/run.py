@@ -6,6 +6,7 @@ python bench/sizing/run.py [--traces DIRECTORY] [--json FILE] [--only MACHINE]
 import argparse
 import json
 import platform
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,8 +43,13 @@ def measured(machine: str, policy: str, directory: Path, seconds: float, step: f
     )
     began_s = time.perf_counter()
     tried: dict[int, int] = {}
+
+    def note(count: int, compliant: int) -> None:
+        tried[count] = compliant
+        print(f"{machine:8} {policy:14} {count:6}: {compliant} compliant", file=sys.stderr, flush=True)
+
     within = max(1, round(step * count))
-    found = largest_compliant(scenario, directory, tried.__setitem__, within=within)
+    found = largest_compliant(scenario, directory, note, within=within)
     return {
         "machine": machine,
         "policy": policy,
