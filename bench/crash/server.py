@@ -24,7 +24,8 @@ class Server:
     def __init__(self, state_dir: Path, options: list[str], source: Path | None = None) -> None:
         """``source``: where another version of the package lies, if it is not to be this one."""
         self.state_dir = state_dir
-        self._environment = None if source is None else {**os.environ, "PYTHONPATH": str(source)}
+        paths = filter(None, (str(source), os.environ.get("PYTHONPATH")))
+        self._environment = None if source is None else {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -70,19 +70,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Running:
-    row: Row
     url: str
     pid: int
-    scraped_s: float | None
 
 
 @contextmanager
-def serving(name: str, variant: Variant, base: Path, functions: int, source: Path | None = None) -> Iterator[Running]:
+def serving(options: Sequence[str], base: Path, functions: int, source: Path | None) -> Iterator[Running]:
     """A server over a copy of the state, which has answered every function once."""
-    state_dir = base.parent / name.replace(", ", "-").replace(" ", "") / "state"
-    state_dir.parent.mkdir()
+    state_dir = Path(tempfile.mkdtemp(dir=base.parent)) / "state"
     subprocess.run(["cp", "-r", str(base), str(state_dir)], check=True)
-    server = Server(state_dir, [*ROOMY, *variant.options], source)
+    server = Server(state_dir, [*ROOMY, *options], source)
     server.start()
     url = f"http://127.0.0.1:{server.port}"
     try:
@@ -92,7 +89,7 @@ def serving(name: str, variant: Variant, base: Path, functions: int, source: Pat
             ):
                 answer.raise_for_status()
             pid = client.get("/dormouse/node").json()["server"]["pid"]
-        yield Running(Row(name), url, pid, variant.scraped_s)
+        yield Running(url, pid)
     finally:
         server.stop()
 
@@ -103,7 +100,7 @@ def cpu_s(pid: int) -> float:
     return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def load(server: Running, functions: int, seconds: int) -> None:
+def load(server: Running, row: Row, scraped_s: float | None, functions: int, seconds: int) -> None:
     """wrk keeps its connections busy; every request is for any function."""
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         body = body_of(1).decode()
@@ -113,37 +110,37 @@ def load(server: Running, functions: int, seconds: int) -> None:
         script.flush()
         command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", script.name, server.url]
         before = cpu_s(server.pid)
-        with scraping(server):
+        with scraping(server, row, scraped_s):
             said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         used_s = cpu_s(server.pid) - before
     if "Non-2xx" in said:
-        raise SystemExit(f"{server.row.variant} refused requests:\n{said}")
+        raise SystemExit(f"{row.variant} refused requests:\n{said}")
     requests = int(re.findall(r"(\d+) requests in", said)[0])
-    server.row.requests_per_s.append(float(re.findall(r"Requests/sec:\s+([\d.]+)", said)[0]))
-    server.row.cpu_us.append(round(used_s / requests * 1e6, 1))
-    server.row.p50_ms.append(in_ms(re.search(r"50%\s+([\d.]+)(us|ms|s)", said)))
-    server.row.p99_ms.append(in_ms(re.search(r"99%\s+([\d.]+)(us|ms|s)", said)))
+    row.requests_per_s.append(float(re.findall(r"Requests/sec:\s+([\d.]+)", said)[0]))
+    row.cpu_us.append(round(used_s / requests * 1e6, 1))
+    row.p50_ms.append(in_ms(re.search(r"50%\s+([\d.]+)(us|ms|s)", said)))
+    row.p99_ms.append(in_ms(re.search(r"99%\s+([\d.]+)(us|ms|s)", said)))
 
 
 @contextmanager
-def scraping(server: Running) -> Iterator[None]:
+def scraping(server: Running, row: Row, scraped_s: float | None) -> Iterator[None]:
     """Ask for metrics as Prometheus does, from half an interval on."""
+    if scraped_s is None:
+        yield
+        return
     over = threading.Event()
-    thread = threading.Thread(target=_scrape, args=(server, over))
-    if server.scraped_s is not None:
-        thread.start()
+    thread = threading.Thread(target=_scrape, args=(server, row, scraped_s, over))
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        if server.scraped_s is not None:
-            thread.join()
+        thread.join()
 
 
-def _scrape(server: Running, over: threading.Event) -> None:
-    assert server.scraped_s is not None, "started for nothing"
+def _scrape(server: Running, row: Row, scraped_s: float, over: threading.Event) -> None:
     address = server.url.removeprefix("http://")
-    wait_s = server.scraped_s / 2
+    wait_s = scraped_s / 2
     while not over.wait(wait_s):
         connection = http.client.HTTPConnection(address, timeout=60)
         began = time.perf_counter()
@@ -151,9 +148,9 @@ def _scrape(server: Running, over: threading.Event) -> None:
         body = connection.getresponse().read()
         took_s = time.perf_counter() - began
         connection.close()
-        server.row.scrape_ms.append(round(took_s * 1e3, 1))
-        server.row.scrape_bytes.append(len(body))
-        wait_s = max(0.0, server.scraped_s - took_s)
+        row.scrape_ms.append(round(took_s * 1e3, 1))
+        row.scrape_bytes.append(len(body))
+        wait_s = max(0.0, scraped_s - took_s)
 
 
 def in_ms(found: "re.Match[str] | None") -> float:
@@ -161,19 +158,27 @@ def in_ms(found: "re.Match[str] | None") -> float:
     return float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]]
 
 
-def measure(names: list[str], functions: int, turns: int, seconds: int, before: Path | None) -> list[Row]:
-    """All servers run all the time; one after the other has load, in turns."""
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as servers:
+Version = tuple[Variant, Path | None]
+
+
+def measure(variants: dict[str, Version], functions: int, copies: int, turns: int, seconds: int) -> list[Row]:
+    """All servers run all the time; one after the other has load, in turns. Variants with the same options are the same
+    servers: two processes of one program differ by more than what is looked for."""
+    rows = {name: Row(name) for name in variants}
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         base = Path(directory) / "base"
         furnish(base, functions)
-        running = [servers.enter_context(serving(name, VARIANTS[name], base, functions)) for name in names]
-        if before is not None:
-            plain = VARIANTS[names[0]]
-            running.append(servers.enter_context(serving(BEFORE, plain, base, functions, before)))
+        kinds = {(tuple(variant.options), source) for variant, source in variants.values()}
+        servers = {
+            kind: [stack.enter_context(serving(kind[0], base, functions, kind[1])) for _ in range(copies)]
+            for kind in sorted(kinds, key=str)
+        }
         for turn in range(turns):
-            for server in running if turn % 2 == 0 else reversed(running):
-                load(server, functions, seconds)
-        return [server.row for server in running]
+            for name in variants if turn // copies % 2 == 0 else reversed(variants):
+                variant, source = variants[name]
+                server = servers[tuple(variant.options), source][turn % copies]
+                load(server, rows[name], variant.scraped_s, functions, seconds)
+    return list(rows.values())
 
 
 def ratio(row: Row, plain: Row, what: str) -> float:
@@ -187,12 +192,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--functions", type=int, default=1000)
+    parser.add_argument("--servers", type=int, default=1, help="of each set of options, by turns")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--before", type=Path, help="the src directory of another version, for a row of its own")
     parser.add_argument("--seconds", type=int, default=5, help="of load for each variant in each turn")
     options = parser.parse_args()
-    rows = measure(options.variants, options.functions, options.turns, options.seconds, options.before)
+    variants: dict[str, Version] = {name: (VARIANTS[name], None) for name in options.variants}
+    if options.before is not None:
+        variants[BEFORE] = VARIANTS[options.variants[0]], options.before
+    rows = measure(variants, options.functions, options.servers, options.turns, options.seconds)
     table = []
     print(
         f"{'variant':21} {'requests/s':>10} {'of plain':>9} {'CPU us':>8} {'of plain':>9} {'p50 ms':>8} {'p99 ms':>8}"
@@ -219,6 +228,7 @@ def main() -> None:
             "python": platform.python_version(),
             "command": shlex.join(sys.argv),
             "functions": options.functions,
+            "servers": options.servers,
             "connections": CONNECTIONS,
         }
         options.json.write_text(json.dumps({"about": about, "rows": table}, indent=1) + "\n")

@@ -45,12 +45,14 @@ def encode_commands(commands: list[Command]) -> bytes:
 class JournalWriter:
     """Appends entries; a crash loses at most what the operating system had not yet taken.
 
-    When the disk is full the journal ends, with a line in the log; what it would have recorded goes on.
+    What an earlier start has recorded there is kept beside it, as FILE.1, FILE.2 and so on in their order. When the
+    disk is full the journal ends, with a line in the log; what it would have recorded goes on.
     """
 
     def __init__(self, file: Path, settings: Settings) -> None:
         self._ended = False
         try:
+            _set_aside(file)
             self._file: BinaryIO = file.open("wb")
         except OSError as fault:
             raise ConfigurationFault(f"journal {file} cannot be written: {fault.strerror}") from None
@@ -74,6 +76,14 @@ class JournalWriter:
         if not self._ended:
             _LOG.error("the journal %s ends early: %s", self._file.name, fault.strerror)
         self._ended = True
+
+
+def _set_aside(file: Path) -> None:
+    """Make room for a new file of that name. Devices and pipes are written as they are."""
+    if file.is_file():
+        numbers = [other.name.removeprefix(f"{file.name}.") for other in file.parent.iterdir()]
+        last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+        file.rename(file.with_name(f"{file.name}.{last + 1}"))
 
 
 class Record:

@@ -257,12 +257,20 @@ def slack() -> Bench:
     return bench
 
 
-def test_the_latest_beginning_goes_first_not_the_earliest_deadline(slack: Bench) -> None:
-    known_long = slack.state.functions[FunctionId("b/1")]
-    known_long.lead.computing_ns = 60 * MS
-    slack.ask("a/1", deadline_ms=100)
+@pytest.mark.parametrize(
+    ("long", "computing_ms", "expected"),
+    [
+        pytest.param("b/1", 90, ["a/1", "b/1"], id="long work with a later deadline does not go first"),
+        pytest.param("a/1", 130, ["b/1", "a/1"], id="nor does what is longer than its deadline"),
+    ],
+)
+def test_deadlines_make_the_order_of_what_can_be_in_time(
+    slack: Bench, long: str, computing_ms: int, expected: list[str]
+) -> None:
+    slack.state.functions[FunctionId(long)].lead.computing_ns = computing_ms * MS
     slack.ask("b/1", deadline_ms=120)
-    assert order_of(slack) == ["b/1", "a/1"]
+    slack.ask("a/1", deadline_ms=100)
+    assert order_of(slack) == expected
 
 
 def test_what_cannot_be_in_time_goes_behind_what_can(slack: Bench) -> None:

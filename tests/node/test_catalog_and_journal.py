@@ -106,6 +106,27 @@ def test_a_journal_on_a_full_disk_ends_and_stops_nobody(caplog: pytest.LogCaptur
     ]
 
 
+def test_what_earlier_starts_have_recorded_is_kept_in_its_order(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    (tmp_path / "journal.toml").write_text("somebody else's")
+    for now in (1, 2, 3):
+        writer = JournalWriter(file, SETTINGS)
+        writer.append(now, TimerFired(), [])
+        writer.close()
+    found = [
+        [entry.now for entry in read_journal(tmp_path / name).entries] for name in ("journal.1", "journal.2", "journal")
+    ]
+    assert found == [[1], [2], [3]]
+
+
+def test_after_the_oldest_was_deleted_the_next_is_still_the_last(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    (tmp_path / "journal.2").touch()
+    for _ in range(2):
+        JournalWriter(file, SETTINGS).close()
+    assert sorted(other.name for other in tmp_path.iterdir()) == ["journal", "journal.2", "journal.3"]
+
+
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "journal"
     file.write_bytes(b"dear diary\n")

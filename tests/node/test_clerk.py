@@ -74,6 +74,29 @@ def test_when_it_dies_nothing_is_lost_and_it_is_started_again(tmp_path: Path) ->
     run(work())
 
 
+def test_a_ledger_that_cannot_be_opened_is_said_and_tried_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    books = Books(tmp_path)
+    books.writer.enter([known(), answered(1)])
+    database, elsewhere = tmp_path / "ledger.sqlite", tmp_path / "elsewhere.sqlite"
+
+    async def work() -> None:
+        clerk = Clerk(tmp_path)
+        database.rename(elsewhere)
+        database.mkdir()
+        with pytest.raises(StateNotKept, match=r"ledger\.sqlite cannot be used as the ledger"):
+            await clerk.take_in()
+        database.rmdir()
+        elsewhere.rename(database)
+        await clerk.take_in()
+        assert numbers(books) == [1]
+        await clerk.close()
+
+    run(work())
+    assert capfd.readouterr().err == ""
+
+
 def test_an_answer_that_nobody_waited_for_is_not_the_next_one_s(tmp_path: Path) -> None:
     books = Books(tmp_path)
 

@@ -9,6 +9,7 @@ outlives its server by more than the work at hand.
 import os
 import sqlite3
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from dormouse.billing.bills import Bill, By, Question, known_upto, make_bill
 from dormouse.billing.database import Database
 from dormouse.core.types import Ns
-from dormouse.errors import DormouseError
+from dormouse.errors import ConfigurationFault, DormouseError
 
 NICENESS = 5
 """Requests go first where processors are scarce."""
@@ -61,18 +62,31 @@ def answered(database: Database, question: TakeIn | BillSince) -> Done | NotDone
         return NotDone(str(fault))
 
 
-def main() -> None:
-    """Until standard input ends. Raises ConfigurationFault for what is no ledger."""
-    os.nice(NICENESS)
-    database = Database(Path(sys.argv[1]))
+def answers(state_dir: Path, questions: Iterable[bytes]) -> Iterator[bytes]:
+    """One for each. A ledger that cannot be opened is tried again with the next question."""
+    database: Database | None = None
     try:
-        for line in sys.stdin.buffer:
-            sys.stdout.buffer.write(encode(answered(database, decode_question(line))) + b"\n")
+        for question in questions:
+            try:
+                database = database or Database(state_dir)
+                answer = answered(database, decode_question(question))
+            except ConfigurationFault as fault:
+                answer = NotDone(fault.message)
+            yield encode(answer) + b"\n"
+    finally:
+        if database is not None:
+            database.close()
+
+
+def main() -> None:
+    """Until standard input ends."""
+    os.nice(NICENESS)
+    try:
+        for answer in answers(Path(sys.argv[1]), sys.stdin.buffer):
+            sys.stdout.buffer.write(answer)
             sys.stdout.buffer.flush()
     except BrokenPipeError:  # nobody is there any more to be told
         sys.stdout = None
-    finally:
-        database.close()
 
 
 if __name__ == "__main__":

@@ -111,7 +111,9 @@ def serve_command(
         str | None, typer.Option(help="What an entry survives: process (its end) or power. [default: process]")
     ] = None,
     tariff: Annotated[str | None, typer.Option(metavar="FILE", help="Prices from now on, in TOML.")] = None,
-    journal: Annotated[str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto.")] = None,
+    journal: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto: not.")
+    ] = None,
     poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
     faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,
 ) -> None:

@@ -1,9 +1,13 @@
-"""Our own order of work: by the latest moment at which a request can begin and still be in time.
+"""Our own order of work: by deadline, among the requests that have slack left.
 
-That moment counts what its function takes: computing, and loading where it is on no device. A request whose moment has
-passed is late whatever is done, so it goes behind all that can still be in time, of its own function and of others:
-under overload one late request would otherwise make the next one late, and so on for ever. It is served when nothing
-else waits, or refused when its timeout has come.
+A request has slack until the latest moment at which it can begin and still be in time. That moment counts what its
+function takes: computing, and loading where it is on no device. A request whose moment has passed is late whatever is
+done, so it goes behind all that can still be in time, of its own function and of others: one late request would
+otherwise make the next one late, and so on as long as there is too much to do. It is served when nothing else waits, or
+refused when its timeout has come.
+
+Those with slack go by deadline and not by that moment: on one lane whose work is not interrupted, deadlines' order has
+the smallest lateness (Jackson's rule), and long loads that go first for their own sake make many short ones late.
 """
 
 from itertools import islice
@@ -17,11 +21,9 @@ LOOK_AHEAD = 32
 
 
 def slack_key(state: State, function: Function, request: Request, now: Ns) -> Key:
-    """By priority; then what can be in time before what cannot; then by the latest beginning."""
-    latest_ns = request.deadline_ns - needs_ns(state, function)
-    if now <= latest_ns:
-        return (request.priority * 2, latest_ns, request.id)
-    return (request.priority * 2 + 1, request.deadline_ns, request.id)
+    """By priority; then what can be in time before what cannot; then by deadline."""
+    late = now + needs_ns(state, function) > request.deadline_ns
+    return (request.priority * 2 + late, request.deadline_ns, request.id)
 
 
 def step_aside(state: State, function: Function, now: Ns) -> None:
