@@ -226,7 +226,7 @@ def main() -> None:
             "load": [round(load, 2) for load in os.getloadavg()],
             "machine": platform.machine(),
             "python": platform.python_version(),
-            "command": shlex.join(sys.argv),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "functions": options.functions,
             "servers": options.servers,
             "connections": CONNECTIONS,

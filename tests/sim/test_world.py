@@ -5,7 +5,17 @@ from collections.abc import Iterator
 import pytest
 
 from dormouse import workload
-from dormouse.core.messages import Command, Event, Execute, ExecutionFinished, ImageRead, Load, Refuse, Reply
+from dormouse.core.messages import (
+    Command,
+    CommandRefused,
+    Event,
+    Execute,
+    ExecutionFinished,
+    ImageRead,
+    Load,
+    Refuse,
+    Reply,
+)
 from dormouse.core.types import FunctionId, Path, Reason, Settings, Slo
 from dormouse.journal import encode_commands
 from dormouse.sim.campaign import run
@@ -128,6 +138,23 @@ def test_commands_that_come_after_their_window_are_refused_and_the_request_times
     (refusal,) = [c for _, c in recorder.commands(Refuse) if isinstance(c, Refuse)]
     assert refusal.reason is Reason.TIMEOUT
     assert not world.core.state.requests
+
+
+def test_a_shorter_hold_does_not_let_a_command_overtake_those_that_are_held() -> None:
+    world, recorder = world_of(ahead_ns=20 * MS_NS)
+    (executor,) = world.executors
+    for second in (1, 2):
+        world.request(world.functions[0])
+        world.until(second * SECOND_NS)
+    world.hold(executor, 100 * SECOND_NS)
+    world.request(world.functions[0])
+    world.hold(executor, SECOND_NS)
+    world.request(world.functions[0])
+    world.until(world.now + 110 * SECOND_NS)
+    sent = [command.command for _, command in recorder.commands(Execute) if isinstance(command, Execute)]
+    ended = [event.command for _, event, _ in recorder.history if isinstance(event, ExecutionFinished | CommandRefused)]
+    assert len(sent) == 4
+    assert ended == sent
 
 
 def test_after_a_leap_of_the_clock_what_was_due_comes_late_and_in_order() -> None:

@@ -281,8 +281,8 @@ class World:
         self.later(restart_ns, lambda: self._join(executor.device))
 
     def hold(self, name: ExecutorId, duration_ns: Ns) -> None:
-        """Commands to an executor are stuck for a while, and then come late."""
-        self._held_until_ns[name] = self.now + duration_ns
+        """Commands to an executor are stuck for a while, and then come late, in the order in which they were sent."""
+        self._held_until_ns[name] = max(self._held_until_ns.get(name, 0), self.now + duration_ns)
 
     def slow(self, link: Link, factor: float, duration_ns: Ns) -> None:
         """A link is so many times slower for a while."""
