@@ -36,6 +36,7 @@ LOADS = (0.6, 0.8, 0.95, 1.1)
 SEED = 11
 STEP_NS = 1_000_000
 
+SHEDDING = "ours, shedding"
 OURS, TORPOR = dict(SETS["dormouse"]), dict(SETS["torpor"])
 POLICIES: dict[str, dict[str, Any]] = {
     "ours": OURS,
@@ -43,6 +44,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "edf": {**TORPOR, "queueing": "edf"},
     "fifo+lru": {**TORPOR, "queueing": "fifo", "eviction": "lru"},
     "early binding": {"placement": "bound", "queueing": "fifo", "eviction": "lru", "replication": "none"},
+    SHEDDING: {**OURS, "shed_late": True},
     "ours, edf": {**OURS, "queueing": "edf"},
     "ours, lru": {**OURS, "eviction": "lru"},
     "ours, no copies": {**OURS, "replication": "none"},
@@ -158,14 +160,14 @@ def main() -> None:
     chosen = options.parse_args()
     names = [name for name in WORKLOADS if chosen.only in name]
     loads = (0.8, 0.95) if chosen.quick else LOADS
-    policies = list(POLICIES)[:5] if chosen.quick else list(POLICIES)
+    policies = list(POLICIES)[:6] if chosen.quick else list(POLICIES)
     most = {name: capacity(name, chosen.traces) for name in names}
     jobs = [
         (name, load, most[name], policy, str(chosen.traces))
         for name in names
         for load in loads
         for policy in policies
-        if name == names[0] or not policy.startswith("ours,")
+        if name == names[0] or policy == SHEDDING or not policy.startswith("ours,")
     ]
     with Pool(chosen.jobs) as pool:
         rows = list(track(pool.imap(measure, jobs), "simulating", total=len(jobs)))

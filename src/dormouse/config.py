@@ -76,6 +76,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Where sleeping images are kept: on disk and, as far as there is room, in host memory; or in host memory alone."""
     policy: Literal["dormouse", "torpor", "edf", "fifo"] = "dormouse"
     """Who is served first, where, and who makes room: ours, the published one, or a plain one (core/policies.py)."""
+    shed: Literal["off", "late"] = "off"
+    """Refuse requests that still wait at their deadline; or answer them late."""
     routes: Literal["auto", "peer", "host"] = "auto"
     """Ways to a device: ``host``, over its own link alone; ``peer``, from other devices too; ``auto``, over neighbours'
     links too."""

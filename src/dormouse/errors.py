@@ -115,6 +115,7 @@ _BY_REASON: dict[Reason, type[DormouseError]] = {
     Reason.NOT_READY: Unavailable,
     Reason.QUEUE_FULL: Unavailable,
     Reason.TIMEOUT: DeadlineMissed,
+    Reason.SHED: Unavailable,
     Reason.CANCELLED: Unavailable,
     Reason.HOST_MEMORY_FULL: HostMemoryFull,
     Reason.LARGER_THAN_DEVICE: RefusedSource,

@@ -17,7 +17,7 @@ from dormouse.core.types import Ns, Settings
 from dormouse.errors import ConfigurationFault
 
 _LOG = logging.getLogger("dormouse.control")
-FORMAT = 2
+FORMAT = 3
 """Counts the vocabulary, too: entries with other events or commands are another format."""
 LENGTH = struct.Struct("<I")
 

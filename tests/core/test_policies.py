@@ -12,7 +12,10 @@ from dormouse.core.messages import (
     ImageRead,
     Load,
     LoadFinished,
+    Refuse,
+    Reply,
     RouteOpened,
+    SetTimer,
     TimerFired,
 )
 from dormouse.core.policies import SETS, with_policies
@@ -29,6 +32,7 @@ from dormouse.core.types import (
     Pair,
     Path,
     Pin,
+    Reason,
     RequestId,
     Settings,
     Slo,
@@ -295,6 +299,66 @@ def test_when_all_are_late_the_first_stays_first(slack: Bench) -> None:
     slack.send(TimerFired(), after_ms=50)
     assert next(iter(slack.state.functions[FunctionId("a/1")].queue)) == first
     assert order_of(slack) == ["a/1", "a/1"]
+
+
+# ------------------------------------------------------------------ shedding
+
+
+def busy(*, shed_late: bool = True) -> Bench:
+    """A device that is busy, and a resident function that computes 5 ms."""
+    bench = Bench(settings(queueing="slack", shed_late=shed_late))
+    bench.join(capacity_mib=200)
+    for name in ("a/1", "busy/1"):
+        known(bench, name, 10, 5)
+    bench.ask("busy/1")
+    return bench
+
+
+def test_a_request_that_waits_at_its_deadline_is_shed_by_the_timer() -> None:
+    bench = busy()
+    timer = only(bench.ask("a/1", deadline_ms=8), SetTimer)
+    assert timer.at_ns == bench.now + 8 * MS
+    refusal = only(bench.send(TimerFired(), after_ms=8), Refuse)
+    assert (refusal.request, refusal.reason, refusal.retry_after_ns) == (bench.requests, Reason.SHED, 1000 * MS)
+    assert bench.state.functions[FunctionId("a/1")].ledger.refusals == {Reason.SHED: 1}
+
+
+def test_without_shedding_it_is_answered_late() -> None:
+    bench = busy(shed_late=False)
+    bench.ask("a/1", deadline_ms=8)
+    assert every(bench.send(TimerFired(), after_ms=50), Refuse) == []
+    end(bench, "busy/1")
+    assert [command.request for command in end(bench, "a/1") if isinstance(command, Reply)] == [bench.requests]
+
+
+def test_what_runs_at_its_deadline_is_answered_and_still_has_its_timeout() -> None:
+    bench = busy()
+    end(bench, "busy/1")
+    bench.ask("a/1", deadline_ms=8, timeout_ms=30)
+    assert only(bench.send(TimerFired(), after_ms=8), SetTimer).at_ns == bench.now + 22 * MS
+    assert only(bench.send(TimerFired(), after_ms=22), Refuse).reason is Reason.TIMEOUT
+
+
+@pytest.mark.parametrize("computing_ms", [5, 20])
+def test_what_could_not_be_in_time_on_an_idle_node_is_not_shed(computing_ms: int) -> None:
+    bench = busy()
+    bench.state.functions[FunctionId("a/1")].lead.computing_ns = computing_ms * MS
+    bench.ask("a/1", deadline_ms=8)
+    shed = every(bench.send(TimerFired(), after_ms=8), Refuse)
+    assert len(shed) == (computing_ms == 5)
+
+
+@pytest.mark.parametrize("in_host_memory", [True, False])
+def test_what_waits_for_its_image_from_disk_is_not_shed(in_host_memory: bool) -> None:
+    bench = busy()
+    bench.park("before/1")
+    bench.ask("before/1")  # takes the copy lane
+    bench.deploy("cold/1")
+    if in_host_memory:
+        bench.send(ImageRead(FunctionId("cold/1")))
+    bench.ask("cold/1", deadline_ms=15)
+    shed = every(bench.send(TimerFired(), after_ms=15), Refuse)
+    assert len(shed) == in_host_memory
 
 
 # ------------------------------------------------------------------ eviction

@@ -101,8 +101,10 @@ POLICIES = st.tuples(
 class Histories(RuleBasedStateMachine):
     """The world outside the core: clients, two devices, a host store, an administrator, and a clock."""
 
-    @initialize(host=st.integers(8, 40), policies=POLICIES, last=st.booleans(), furnished=st.booleans())
-    def start(self, host: int, policies: Chosen, last: bool, furnished: bool) -> None:
+    @initialize(
+        host=st.integers(8, 40), policies=POLICIES, last=st.booleans(), furnished=st.booleans(), shed=st.booleans()
+    )
+    def start(self, host: int, policies: Chosen, last: bool, furnished: bool, shed: bool) -> None:
         self.settings = Settings(
             host_capacity_bytes=host,
             host_page_bytes=PAGE,
@@ -112,6 +114,7 @@ class Histories(RuleBasedStateMachine):
             eviction=policies[2],
             replication=policies[3],
             load_ahead=policies[4],
+            shed_late=shed,
             slo_window_ns=policies[5],
             binding=policies[6],
             host_tier=policies[7],
@@ -365,9 +368,9 @@ class Histories(RuleBasedStateMachine):
 class BusyHistories(Histories):
     """The same world in the midst of its work: two devices, five small functions in host memory, and much is asked."""
 
-    @initialize(policies=POLICIES, batches=st.lists(BATCHES, min_size=5, max_size=5))
-    def begin(self, policies: Chosen, batches: list[Batch]) -> None:
-        self.start(40, policies, last=False, furnished=False)
+    @initialize(policies=POLICIES, batches=st.lists(BATCHES, min_size=5, max_size=5), shed=st.booleans())
+    def begin(self, policies: Chosen, batches: list[Batch], shed: bool) -> None:
+        self.start(40, policies, last=False, furnished=False, shed=shed)
         for executor in EXECUTORS:
             self.join(executor, 3)
         for function, batch in zip(FUNCTIONS, batches, strict=False):

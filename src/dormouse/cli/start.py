@@ -80,6 +80,10 @@ def serve_command(
         str | None,
         typer.Option(help="Order of work, places and evictions: dormouse, torpor, edf or fifo. [default: dormouse]"),
     ] = None,
+    shed: Annotated[
+        str | None,
+        typer.Option(help="Refuse what still waits at its deadline: late; or answer late: off. [default: off]"),
+    ] = None,
     routes: Annotated[
         str | None, typer.Option(help="Ways to a device: host, peer or auto (all). [default: auto]")
     ] = None,

@@ -85,6 +85,7 @@ class Node:
         plain = Settings(
             host_capacity_bytes=config.host_bytes,
             host_is_last=not self._durable,
+            shed_late=config.shed == "late",
             queue_length=config.queue_length,
             concurrent_reads=max(2, cores // 4),
             topology=links.topology,

@@ -1,6 +1,6 @@
 """What happens to a request that arrives, is cancelled, or runs out of time."""
 
-from heapq import heappop
+from heapq import heappop, heappush
 
 from dormouse.core.admission import executors_are_gone, refuse_request
 from dormouse.core.messages import Refuse, RequestArrived, RequestCancelled
@@ -8,7 +8,10 @@ from dormouse.core.reading import next_promotion_ns
 from dormouse.core.state import Request, RequestState, State
 from dormouse.core.tiering import learn
 from dormouse.core.turn import Turn
-from dormouse.core.types import DEFAULT_PRIORITY, FOREVER_NS, Reason
+from dormouse.core.types import DEFAULT_PRIORITY, FOREVER_NS, Ns, Reason
+
+SHED_RETRY_NS: Ns = 1_000_000_000
+"""What was shed may be asked again then."""
 
 
 def arrived(turn: Turn, event: RequestArrived) -> None:
@@ -59,8 +62,14 @@ def expire(turn: Turn) -> None:
     while timeouts and timeouts[0][0] <= turn.now:
         _, name = heappop(timeouts)
         request = turn.state.requests.get(name)
-        if request is not None and request.state is not RequestState.ABANDONED:
+        if request is None or request.state is RequestState.ABANDONED:
+            continue
+        if request.timeout_ns <= turn.now:
             time_out(turn, request)
+        elif request.state is RequestState.QUEUED:
+            _shed(turn, request)
+        else:
+            heappush(timeouts, (request.timeout_ns, name))
     if turn.state.queued and executors_are_gone(turn.state, turn.now):
         for function in turn.state.functions.values():
             turn.refuse_queue(function, Reason.EXECUTOR_LOST, f"no executor came back to serve '{function.id}'")
@@ -87,6 +96,13 @@ def time_out(turn: Turn, request: Request) -> None:
         turn.abandon(request)
         function.refused(turn.now, turn.now - request.arrived_ns, Reason.TIMEOUT, request.guest)
         turn.commands.append(Refuse(request.id, Reason.TIMEOUT, message))
+
+
+def _shed(turn: Turn, request: Request) -> None:
+    waited_ms = (request.deadline_ns - request.arrived_ns) / 1e6
+    message = f"'{request.function}' could not answer within its {waited_ms:.0f} ms: others were before this request"
+    turn.dequeue(request)
+    turn.refuse(request, Reason.SHED, message, SHED_RETRY_NS)
 
 
 def next_timer_ns(state: State) -> int | None:

@@ -25,6 +25,7 @@ from dormouse.core.messages import (
 from dormouse.core.placement import NOTHING, Placement, Standing, standing
 from dormouse.core.queueing import Queueing
 from dormouse.core.ready import LAST, Key, ReadyQueue
+from dormouse.core.shedding import may_wait_until_ns
 from dormouse.core.state import (
     ABSENT,
     ARRIVING,
@@ -388,7 +389,7 @@ class Turn:
         function.queue[request.id] = request
         self.state.queued += 1
         timeouts, requests = self.state.timeouts, self.state.requests
-        heappush(timeouts, (request.timeout_ns, request.id))
+        heappush(timeouts, (may_wait_until_ns(self.state, function, request), request.id))
         if len(timeouts) > 2 * len(requests) + 64:
             timeouts[:] = [entry for entry in timeouts if entry[1] in requests]
             heapify(timeouts)

@@ -71,6 +71,7 @@ class Reason(StrEnum):
     NOT_READY = "not_ready"
     QUEUE_FULL = "queue_full"
     TIMEOUT = "timeout"
+    SHED = "shed"
     CANCELLED = "cancelled"
     HOST_MEMORY_FULL = "host_memory_full"
     LARGER_THAN_DEVICE = "larger_than_device"
@@ -198,6 +199,8 @@ class Settings(Struct, frozen=True):
     host_tier: str = "lru"
     load_ahead: bool = True
     """A device loads while it computes; else it does one thing after another, as Torpor's do."""
+    shed_late: bool = False
+    """Requests that still wait at their deadline are refused, unless nothing could have served them in time."""
     queue_length: int = 10_000
     """Requests waiting over all functions."""
     concurrent_reads: int = 2

@@ -109,7 +109,9 @@ def node(draw: random.Random) -> tuple[Machine, Settings, list[tuple[FunctionId,
     machine = Machine(devices, peers=peers, detours=draw.random() < 0.5, host_bytes=host_bytes)
     binding = draw.choice(("lanes", "lanes", "late"))
     tier = draw.choice(sorted(HOST_TIER))
-    return machine, Settings(host_bytes, queue_length=200, binding=binding, host_tier=tier), functions
+    shed = draw.random() < 0.3
+    settings = Settings(host_bytes, queue_length=200, binding=binding, host_tier=tier, shed_late=shed)
+    return machine, settings, functions
 
 
 def run(seed: int, journal: Path | None = None) -> Counter[str]:

@@ -74,6 +74,7 @@ class PoliciesTable(Struct, frozen=True, forbid_unknown_fields=True):
     replication: str | None = None
     host_tier: str | None = None
     load_ahead: bool | None = None
+    shed_late: bool | None = None
     slo_window_s: float | None = None
 
     def over(self, settings: Settings) -> Settings:
