@@ -12,10 +12,14 @@ those before them; so long nothing more is read. So no connection holds the even
 """
 
 import asyncio
+import contextlib
+import heapq
 import logging
 import resource
+import socket
 import sys
 import time
+from collections.abc import Collection
 from functools import cache
 from http import HTTPStatus
 from typing import ClassVar
@@ -72,15 +76,23 @@ def _files() -> tuple[int, int]:
 
 
 @cache
-def connection_class(patience: Patience) -> type[HttpToolsProtocol]:
+def connection_class(patience: Patience) -> "type[Connection]":
     """The class of a server's connections."""
-    return type("Connection", (_Connection,), {"patience": patience})
+    return type("Connection", (Connection,), {"patience": patience})
+
+
+def drop_longest_resting(connections: Collection[object], count: int = 1) -> bool:
+    """End so many; whether there was one."""
+    resting = [each for each in connections if isinstance(each, Connection) and each.rests()]
+    for each in heapq.nsmallest(count, resting, key=lambda each: each.quiet_since_ns):
+        each.drop()
+    return bool(resting)
 
 
 class _Flow(FlowControl):
     """Reads on when nothing that has been read waits."""
 
-    def __init__(self, connection: "_Connection") -> None:
+    def __init__(self, connection: "Connection") -> None:
         super().__init__(connection.transport)
         self._connection = connection
 
@@ -93,7 +105,9 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _Connection(HttpToolsProtocol):
+class Connection(HttpToolsProtocol):
+    """From when it is accepted, before which there is ``arrive``, to its end."""
+
     patience: ClassVar[Patience] = Patience()
 
     _stage = "rest"
@@ -103,7 +117,11 @@ class _Connection(HttpToolsProtocol):
     _timed = 0
     _head_bytes: Bytes = 0
     quiet_since_ns: Ns = 0
-    """When its last answer had been sent, or when it was made."""
+    """When its last answer had been sent, or when it was accepted or made."""
+    _accepted: socket.socket | None = None
+    """What it is before there is a transport."""
+    _made = False
+    _has_room = True
     _timer: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _held = _NOTHING
@@ -117,28 +135,50 @@ class _Connection(HttpToolsProtocol):
 
     # ------------------------------------------------------------------ how many
 
+    def arrive(self, accepted: socket.socket) -> None:
+        """It is accepted, and may have a handshake before it. If there are too many, what has rested longest goes."""
+        self._accepted = accepted
+        self.quiet_since_ns = time.monotonic_ns()
+        most = self.patience.connections
+        # Some at once, as looking for them takes a while.
+        self._has_room = len(self.connections) < most or drop_longest_resting(self.connections, 1 + most // 100)
+        self.connections.add(self)
+
+    def has_arrived(self) -> None:
+        """The handshake has ended, or failed."""
+        self._accepted = None
+        if not self._made:
+            self.connections.discard(self)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self._made = True
         self.flow = _Flow(self)
-        if len(self.connections) > self.patience.connections and not self._make_room():
+        if not self._has_room and len(self.connections) > self.patience.connections:
             self._refuse(503, "too many connections are open; come again later", "Retry-After: 1\r\n")
             return
         # One on which nothing is ever said ends like one on which nothing more is said.
         self.quiet_since_ns = time.monotonic_ns()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
-    def _make_room(self) -> bool:
-        """Close the connection that has rested longest."""
-        resting = [
-            each for each in self.connections if isinstance(each, _Connection) and each is not self and each.rests()
-        ]
-        if not resting:
-            return False
-        min(resting, key=lambda each: each.quiet_since_ns).timeout_keep_alive_handler()
-        return True
-
     def rests(self) -> bool:
-        return self.timeout_keep_alive_task is not None and not self.transport.is_closing()
+        """Whether nothing would be lost with it: it shakes hands, waits for a request, or is being closed."""
+        return not self._made or self.timeout_keep_alive_task is not None or self.transport.is_closing()
+
+    def drop(self) -> None:
+        """End it at once, and count it no longer."""
+        self.connections.discard(self)
+        if self._made:
+            self.transport.abort()
+        elif self._accepted is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                self._accepted.shutdown(socket.SHUT_RDWR)
+
+    def shutdown(self) -> None:
+        if self._made:
+            super().shutdown()
+        else:
+            self.drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
