@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dormouse.config import MIB
@@ -29,6 +31,8 @@ from tests.node.nodes import (
     tensor,
 )
 from tests.node.zoo import zoo
+
+zoo_directory = Path(zoo.__file__).parent
 
 
 def test_an_executor_killed_during_an_execution_is_replaced_and_the_request_answered(tmp_path: Path) -> None:
@@ -86,7 +90,9 @@ def test_a_load_that_fails_once_is_rolled_back_and_done_again(tmp_path: Path, fa
     run(work())
 
 
-def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(tmp_path: Path) -> None:
+def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> None:
         async with opened(small(tmp_path)) as node:
             await node.deploy(manifest("f", "stack", seed=1))
@@ -95,11 +101,33 @@ def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(tmp_path: Path)
             content = bytearray(damaged.read_bytes())
             content[1000] ^= 1
             damaged.write_bytes(content)
-            with pytest.raises(DormouseError, match=r"image\.bin"):
+            with pytest.raises(DormouseError, match=r"image\.bin, page 0 is damaged") as told:
                 await node.load("f")
+            assert str(tmp_path) not in told.value.message, "callers need not know where"
+            assert f"{damaged}, page 0 is damaged" in caplog.text, "the operator must"
             assert node.live()
             await node.deploy(manifest("f", "stack", seed=2))
             await ask(node, "f", inputs(0))
+
+    run(work())
+
+
+def test_a_function_whose_code_is_gone_is_refused_and_the_others_are_served(tmp_path: Path) -> None:
+    async def work() -> None:
+        code, state = tmp_path / "code", tmp_path / "state"
+        shutil.copytree(zoo_directory, code)
+        config = small(state, allow_code=(zoo_directory, code))
+        async with opened(config) as node:
+            await node.deploy(manifest("here", "stack", seed=1))
+            await node.deploy(msgspec.structs.replace(manifest("gone", "stack", seed=2), code=str(code)))
+        shutil.rmtree(code)
+        async with opened(config) as node:
+            await ask(node, "here", inputs(0))
+            with pytest.raises(DormouseError, match="the directory with the code of zoo:stack is gone") as told:
+                await ask(node, "gone", inputs(0))
+            assert str(tmp_path) not in told.value.message
+            with pytest.raises(DormouseError, match=f"code = {code} is no directory"):
+                await node.deploy(msgspec.structs.replace(manifest("new", "stack", seed=2), code=str(code)))
 
     run(work())
 
