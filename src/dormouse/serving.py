@@ -77,8 +77,11 @@ async def serve(config: Config, *, on_ready: Callable[[Doors], None], open_node:
         gate = gate_of(config.state_dir, config.tenants, os.environ, required=config.auth, address=address)
         connections = within_files(config.connections)
         grpc = _bind_grpc(config, listener, known, connections)
-        async with _signalled() as (stop, hurry), open_node(config) as bare:
-            node = WithTasks(bare, config.image_pixels)
+        async with (
+            _signalled() as (stop, hurry),
+            open_node(config) as bare,
+            WithTasks(bare, config.image_pixels) as node,
+        ):
             tracing = begin_tracing(os.environ)
             observer = _observer(config, tracing)
             limit_bytes = config.body_limit_bytes

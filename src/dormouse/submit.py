@@ -18,7 +18,7 @@ from dormouse.watch.picture import Picture
 
 
 class Inference(Struct, frozen=True):
-    """One request. ``outputs`` empty: all. Durations count from now."""
+    """One request. ``outputs`` empty: all. Durations count from ``began_ns``."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -31,6 +31,8 @@ class Inference(Struct, frozen=True):
     """So many labels are wanted of a classification; None: a few."""
     tenant: str = ""
     """Who asks, and pays. Empty: the server's own, as where nobody has to say who they are."""
+    began_ns: Ns | None = None
+    """On the monotonic clock, when it came to the server; None: now."""
 
 
 class Chunk(Struct, frozen=True):

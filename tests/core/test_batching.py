@@ -280,7 +280,7 @@ def test_a_part_of_an_answer_is_its_requests(story: Story) -> None:
 
 def test_the_devices_time_is_shared_by_rows_to_the_nanosecond() -> None:
     def request(rows: int) -> Request:
-        return Request(RequestId(rows), F, 0, 0, 0, 0, rows=rows)
+        return Request(RequestId(rows), F, 0, 0, 0, 0, 0, rows=rows)
 
     assert shared(100, [request(1), request(3)]) == [25, 75]
     parts = shared(1000, [request(rows) for rows in (1, 1, 1, 4)])

@@ -50,12 +50,12 @@ def real_node(state_dir: Path, *allow_code: Path) -> Iterator[RealNode]:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         with bind("127.0.0.1", 0) as listener:
-            async with Node.open(msgspec.structs.replace(config)) as node:
+            async with Node.open(msgspec.structs.replace(config)) as node, WithTasks(node) as served:
 
                 def tell(url: str) -> None:
                     started.set_result(RealNode(url, node, loop, stop))
 
-                app = create_app(WithTasks(node), body_limit_bytes=config.body_limit_bytes)
+                app = create_app(served, body_limit_bytes=config.body_limit_bytes)
                 await serve_app(app, listener, on_ready=tell, stop=stop, hurry=asyncio.Event())
 
     def work() -> None:

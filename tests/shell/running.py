@@ -56,13 +56,13 @@ def running(
         def tell(url: str) -> None:
             started.set_result(RunningServer(url, grpc.address, node, loop, stop))
 
-        served = WithTasks(node)
-        app = create_app(served, body_limit_bytes=BODY_LIMIT_BYTES, gate=gate, observer=observer)
         with bind("127.0.0.1", 0) as listener:
-            async with grpc.serving(served, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate, observer=observer):
-                await serve_app(
-                    app, listener, on_ready=tell, stop=stop, hurry=hurry, patience=patience, identity=identity
-                )
+            async with WithTasks(node) as served:
+                app = create_app(served, body_limit_bytes=BODY_LIMIT_BYTES, gate=gate, observer=observer)
+                async with grpc.serving(served, stop=stop, hurry=hurry, grace_s=GRACE_S, gate=gate, observer=observer):
+                    await serve_app(
+                        app, listener, on_ready=tell, stop=stop, hurry=hurry, patience=patience, identity=identity
+                    )
 
     thread = threading.Thread(target=run, args=(serve(),))
     thread.start()

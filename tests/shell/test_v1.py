@@ -25,9 +25,10 @@ TEXTS = ["a dormouse sleeps", "nuts", "all winter and all summer in all"]
 
 def asked(method: str, path: str, node: InMemory | None = None, **options: Any) -> httpx.Response:
     async def run() -> httpx.Response:
-        app = create_app(WithTasks(node or furnished(), most_pixels=10_000), body_limit_bytes=BODY_LIMIT_BYTES)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://dormouse") as client:
-            return await client.request(method, path, **options)
+        async with WithTasks(node or furnished(), most_pixels=10_000) as served:
+            app = create_app(served, body_limit_bytes=BODY_LIMIT_BYTES)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://dormouse") as client:
+                return await client.request(method, path, **options)
 
     return asyncio.run(run())
 

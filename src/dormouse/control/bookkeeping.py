@@ -121,7 +121,7 @@ class Bookkeeper:
     def _end(self, request: RequestId, payload: Payload, reason: str, reply: Reply | None, out_bytes: Bytes) -> None:
         payload.entered = True
         now = self._now
-        latency_ns = now - self._offset_ns - payload.arrived_ns
+        latency_ns = now - self._offset_ns - payload.began_ns
         in_bytes = sum([tensor.size_bytes for tensor in payload.inputs])
         if reply is None:
             entry = RequestEnded(

@@ -270,20 +270,21 @@ class Node:
         function = _id(deployed)
         if self._cashier is not None:
             self._cashier.check()
-        now = self._controller.now()
-        request = self._payloads.accept(function, inference, now)
+        began_ns = self._controller.now() if inference.began_ns is None else inference.began_ns
+        request = self._payloads.accept(function, inference, began_ns)
         answers = self._payloads[request].answers
         rows, alike = likeness(inference) if deployed.manifest.batch.rows > 1 else (1, "")
         self._controller.post(
             RequestArrived(
                 request,
                 function,
-                None if inference.slo_ns is None else now + inference.slo_ns,
-                None if inference.timeout_ns is None else now + inference.timeout_ns,
+                None if inference.slo_ns is None else began_ns + inference.slo_ns,
+                None if inference.timeout_ns is None else began_ns + inference.timeout_ns,
                 inference.priority,
                 rows,
                 alike,
                 None if inference.tenant == deployed.manifest.tenant else inference.tenant,
+                inference.began_ns,
             )
         )
         final = False

@@ -40,7 +40,8 @@ class Payload:
     outputs: tuple[str, ...]
     offsets: tuple[Bytes, ...]
     tenant: str = ""
-    arrived_ns: Ns = 0
+    began_ns: Ns = 0
+    """When it came to the server."""
     entered: bool = False
     """Its entry in the ledger has been made; there is never a second one."""
     answers: "asyncio.Queue[Answer | DormouseError]" = field(default_factory=asyncio.Queue)
@@ -54,7 +55,7 @@ class Payloads:
         self._open: dict[RequestId, Payload] = {}
         self._next = 1
 
-    def accept(self, function: FunctionId, inference: Inference, now: Ns = 0) -> RequestId:
+    def accept(self, function: FunctionId, inference: Inference, began_ns: Ns = 0) -> RequestId:
         """Copy a request's tensors into shared memory. Raises TooLarge or, when others fill the slab, Unavailable."""
         offsets = self._place(inference.inputs)
         inputs = tuple(
@@ -63,7 +64,7 @@ class Payloads:
         )
         request = RequestId(self._next)
         self._next += 1
-        self._open[request] = Payload(function, inputs, inference.outputs, offsets, inference.tenant, now)
+        self._open[request] = Payload(function, inputs, inference.outputs, offsets, inference.tenant, began_ns)
         return request
 
     def _place(self, tensors: Sequence[Tensor]) -> tuple[Bytes, ...]:

@@ -171,10 +171,10 @@ def _answer(turn: Turn, function: Function, request: Request, device_ns: Ns, par
     del turn.state.requests[request.id]
     if request.state is EXECUTING:
         in_time = turn.now <= request.deadline_ns
-        latency_ns = turn.now - request.arrived_ns
+        latency_ns = turn.now - request.began_ns
         function.ledger.answered(request.path, latency_ns, part_ns, in_time=in_time, guest=request.guest)
         function.recent.ended(turn.now, latency_ns, in_time=in_time)
-        function.ledger.queued_ns += request.started_ns - request.arrived_ns
+        function.ledger.queued_ns += request.started_ns - request.began_ns
         function.ledger.last_answer_ns = turn.now
         turn.reply(request, device_ns, final=True, part_ns=part_ns, in_time=in_time)
     else:

@@ -39,6 +39,8 @@ class RequestArrived(Struct, frozen=True, tag=True):
     """Requests with the same word here may run together; empty: it runs alone."""
     guest: str | None = None
     """The tenant that asks, where that is not the function's owner: its requests are also counted apart."""
+    began_ns: Ns | None = None
+    """When it came to the server, if that was earlier: its pictures had to be decoded. Times are counted from then."""
 
 
 class RequestCancelled(Struct, frozen=True, tag=True):
@@ -303,7 +305,7 @@ class Reply(Struct, frozen=True, tag=True):
     final: bool
     path: Path
     queued_ns: Ns
-    """From arrival to the start of the execution."""
+    """From when it came to the server to the start of the execution."""
     device_ns: Ns = 0
     part_ns: Ns = 0
     """How much of the device's time is this request's own; the parts of a batch add up to all of it."""

@@ -24,10 +24,12 @@ def arrived(turn: Turn, event: RequestArrived) -> None:
         return
     function = turn.state.functions[event.function]
     spec = function.spec
-    deadline_ns = turn.now + spec.slo.deadline_ns if event.deadline_ns is None else event.deadline_ns
-    timeout_ns = turn.now + spec.limits.timeout_ns if event.timeout_ns is None else event.timeout_ns
+    began_ns = turn.now if event.began_ns is None else event.began_ns
+    assert began_ns <= turn.now, f"request {event.request} comes from the future"
+    deadline_ns = began_ns + spec.slo.deadline_ns if event.deadline_ns is None else event.deadline_ns
+    timeout_ns = began_ns + spec.limits.timeout_ns if event.timeout_ns is None else event.timeout_ns
     priority = event.priority or DEFAULT_PRIORITY
-    request = Request(event.request, event.function, turn.now, deadline_ns, timeout_ns, priority)
+    request = Request(event.request, event.function, began_ns, turn.now, deadline_ns, timeout_ns, priority)
     if event.guest is not None:
         request.guest = event.guest
     if event.alike:
@@ -86,7 +88,7 @@ def end_gatherings(turn: Turn) -> None:
 
 
 def time_out(turn: Turn, request: Request) -> None:
-    waited_ms = (turn.now - request.arrived_ns) / 1e6
+    waited_ms = (turn.now - request.began_ns) / 1e6
     message = f"'{request.function}' gave no answer within {waited_ms:.0f} ms; the request was {request.state}"
     function = turn.state.functions[request.function]
     if request.state is RequestState.QUEUED:
@@ -94,12 +96,12 @@ def time_out(turn: Turn, request: Request) -> None:
         turn.refuse(request, Reason.TIMEOUT, message)
     else:
         turn.abandon(request)
-        function.refused(turn.now, turn.now - request.arrived_ns, Reason.TIMEOUT, request.guest)
+        function.refused(turn.now, turn.now - request.began_ns, Reason.TIMEOUT, request.guest)
         turn.commands.append(Refuse(request.id, Reason.TIMEOUT, message))
 
 
 def _shed(turn: Turn, request: Request) -> None:
-    waited_ms = (request.deadline_ns - request.arrived_ns) / 1e6
+    waited_ms = (request.deadline_ns - request.began_ns) / 1e6
     message = f"'{request.function}' could not answer within its {waited_ms:.0f} ms: others were before this request"
     turn.dequeue(request)
     turn.refuse(request, Reason.SHED, message, SHED_RETRY_NS)

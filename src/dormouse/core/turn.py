@@ -429,13 +429,13 @@ class Turn:
         self.settle(function)
 
     def reply(self, request: Request, device_ns: Ns, *, final: bool, part_ns: Ns = 0, in_time: bool = True) -> None:
-        queued_ns = request.started_ns - request.arrived_ns
+        queued_ns = request.started_ns - request.began_ns
         self.commands.append(Reply(request.id, final, request.path, queued_ns, device_ns, part_ns, in_time))
 
     def refuse(self, request: Request, reason: Reason, message: str, retry_after_ns: Ns = 0) -> None:
         """End a request that is in no queue and on no lane (or is about to leave it)."""
         del self.state.requests[request.id]
-        self.state.functions[request.function].refused(self.now, self.now - request.arrived_ns, reason, request.guest)
+        self.state.functions[request.function].refused(self.now, self.now - request.began_ns, reason, request.guest)
         self.commands.append(Refuse(request.id, reason, message, retry_after_ns))
 
     def abandon(self, request: Request) -> None:

@@ -5,9 +5,9 @@ that takes long, and go on as a few requests of alike rows. Requests without the
 """
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from dormouse.core.types import Bytes, Ns
 from dormouse.core.types import Path as Way
-from dormouse.errors import DormouseError, InvalidRequest, Unavailable
+from dormouse.errors import DeadlineMissed, DormouseError, InvalidRequest, Unavailable
 from dormouse.functions import Manifest
 from dormouse.gateway import encoding
 from dormouse.gateway.chunks import last_of
@@ -37,8 +37,9 @@ from dormouse.tasks.carriers import (
     TOKEN_COUNT,
     TOKENS,
 )
-from dormouse.tasks.description import TOKENIZER_FILE, Task, TextInput
-from dormouse.tasks.images import Pixels, pixels_of
+from dormouse.tasks.decoders import Allowance, Decoders
+from dormouse.tasks.description import TOKENIZER_FILE, ImageInput, Task, TextInput
+from dormouse.tasks.images import Pixels
 from dormouse.tasks.text import Tokenizers, token_ids, within
 from dormouse.tensors import Signature, Tensor
 from dormouse.watch.picture import Picture
@@ -63,15 +64,22 @@ class Asked(Struct, frozen=True):
 
 
 class WithTasks:
-    """A Submit around another."""
+    """A Submit around another. Leaving it ends the processes it has started."""
 
-    def __init__(self, inner: Submit, most_pixels: int = MOST_PIXELS) -> None:
+    def __init__(
+        self, inner: Submit, most_pixels: int = MOST_PIXELS, clock: Callable[[], Ns] = time.monotonic_ns
+    ) -> None:
         self._inner = inner
-        self._most_pixels = most_pixels
+        self._clock = clock
         self._tokenizers = Tokenizers()
-        # A decoder may take some hundred megabytes for a moment.
-        self._decoding = asyncio.Semaphore(max(2, (os.cpu_count() or 1) // 2))
+        self._decoders = Decoders(most_pixels)
         self._widened: dict[str, tuple[Signature, Signature]] = {}
+
+    async def __aenter__(self) -> "WithTasks":
+        return self
+
+    async def __aexit__(self, *fault: object) -> None:
+        await self._decoders.close()
 
     # ------------------------------------------------------------------ as it is
 
@@ -142,7 +150,8 @@ class WithTasks:
         if described.task is None or not (given & CARRIERS or MADE & set(inference.outputs)):
             _check_complete(described, given)
             return self._inner.infer(inference)
-        return self._answered(inference, described, described.task)
+        began = inference if inference.began_ns is not None else _begun(inference, self._clock())
+        return self._answered(began, described, described.task)
 
     async def _answered(self, inference: Inference, described: Description, task: Task) -> AsyncGenerator[Chunk, None]:
         given = [tensor for tensor in inference.inputs if tensor.name in CARRIERS]
@@ -152,7 +161,8 @@ class WithTasks:
             others = ", ".join(repr(tensor.name) for tensor in inference.inputs if tensor is not given[0])
             raise InvalidRequest(f"input {given[0].name!r} stands for all inputs; leave out {others}")
         else:
-            asked = await self._asked(given[0], described, task)
+            async with self._within(inference, described):
+                asked = await self._asked(given[0], described, task, inference.tenant)
         outputs = inference.outputs or (*(spec.name for spec in described.signature.outputs), *carriers.made_by(task))
         wanted = {name for name in outputs if name not in MADE}
         if {LABEL, SCORE} & set(outputs):
@@ -161,7 +171,24 @@ class WithTasks:
         chunks = await self._chunks(plain, asked.parts)
         yield _answer(outputs, task, inference.top_k, asked, chunks)
 
-    async def _asked(self, carrier: Tensor, described: Description, task: Task) -> Asked:
+    @asynccontextmanager
+    async def _within(self, inference: Inference, described: Description) -> AsyncIterator[None]:
+        """No longer than the request may take. Raises DeadlineMissed."""
+        limit_ns = round(described.limits.timeout_ms * 1e6) if inference.timeout_ns is None else inference.timeout_ns
+        assert inference.began_ns is not None, "it has begun"
+        left_ns = inference.began_ns + limit_ns - self._clock()
+        try:
+            async with asyncio.timeout(left_ns / SECOND_NS) as ending:
+                yield
+        except TimeoutError:
+            if not ending.expired():
+                raise
+            limit = f"{limit_ns / 1e6:.0f} ms"
+            raise DeadlineMissed(
+                f"'{inference.name}' gave no answer within {limit}; its inputs were prepared"
+            ) from None
+
+    async def _asked(self, carrier: Tensor, described: Description, task: Task, tenant: str) -> Asked:
         items = list(encoding.elements(f"input {carrier.name!r}", carrier.data))
         most = MOST_IMAGES if carrier.name == IMAGE else MOST_ITEMS
         if not 0 < len(items) <= most:
@@ -171,7 +198,7 @@ class WithTasks:
             if len(items) * rows.bytes_of(task.image) > MOST_PICTURES_BYTES:
                 fitting = MOST_PICTURES_BYTES // rows.bytes_of(task.image)
                 raise InvalidRequest(f"input {IMAGE!r} has {len(items)} pictures, of this size {fitting} are the most")
-            pictures = [await self._decoded(task, item) for item in items]
+            pictures = await self._pictures(task.image, items, tenant)
             return Asked(len(items), list(rows.of_pictures(task.image, described.signature, pictures)), [])
         assert task.text is not None, "the signature has no texts"
         if carrier.name == TOKENS:
@@ -196,24 +223,26 @@ class WithTasks:
             return token_ids(text, tokenizer, texts)
         return await asyncio.to_thread(token_ids, text, tokenizer, texts)
 
-    async def _decoded(self, task: Task, item: memoryview) -> Pixels:
-        async with self._decoding:
-            return await asyncio.to_thread(self._picture, task, item)
-
-    def _picture(self, task: Task, item: memoryview) -> Pixels:
-        assert task.image is not None, "the signature has no pictures"
-        return pixels_of(task.image, carriers.file_in(item), self._most_pixels)
+    async def _pictures(self, image: ImageInput, items: Sequence[memoryview], tenant: str) -> list[Pixels]:
+        allowance, found = Allowance(), []
+        for number, item in enumerate(items):
+            try:
+                found.append(await self._decoders.pixels(image, item, allowance, tenant))
+            except InvalidRequest as fault:
+                if len(items) == 1:
+                    raise
+                raise InvalidRequest(f"picture {number}: {fault.message}") from None
+        return found
 
     async def _chunks(self, plain: Inference, parts: Sequence[rows.Part]) -> list[tuple[rows.Part, Chunk]]:
         """The answer to every part, a few under way at a time. The first failure ends the others."""
         if len(parts) == 1:
             return [(parts[0], await self._one(plain, parts[0]))]
-        now = asyncio.get_running_loop().time
-        began_s, few = now(), asyncio.Semaphore(PARTS_AT_ONCE)
+        few = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def answered(part: rows.Part) -> Chunk:
             async with few:
-                return await self._one(_later(plain, round((now() - began_s) * SECOND_NS)), part)
+                return await self._one(plain, part)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -238,13 +267,9 @@ def _check_complete(described: Description, given: set[str]) -> None:
             raise InvalidRequest(f"input {missing[0]!r} is missing; or send {' or '.join(instead)}")
 
 
-def _later(plain: Inference, passed_ns: Ns) -> Inference:
-    """The same request after a while: what it may yet take is less."""
-
-    def left(limit_ns: Ns | None) -> Ns | None:
-        return None if limit_ns is None else max(1, limit_ns - passed_ns)
-
-    return msgspec.structs.replace(plain, timeout_ns=left(plain.timeout_ns), slo_ns=left(plain.slo_ns))
+def _begun(inference: Inference, now: Ns) -> Inference:
+    """The same request, which counts its time from now on, whatever it waits for."""
+    return msgspec.structs.replace(inference, began_ns=now)
 
 
 # ------------------------------------------------------------------ in
