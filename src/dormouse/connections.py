@@ -20,7 +20,6 @@ import socket
 import sys
 import time
 from collections.abc import Collection
-from functools import cache
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -31,6 +30,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from dormouse import logs
 from dormouse.core.types import Bytes, Ns
 
 HEAD_LIMIT_BYTES: Bytes = 1024 * 1024
@@ -75,10 +75,9 @@ def _files() -> tuple[int, int]:
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-@cache
 def connection_class(patience: Patience) -> "type[Connection]":
     """The class of a server's connections."""
-    return type("Connection", (Connection,), {"patience": patience})
+    return type("Connection", (Connection,), {"patience": patience, "pace": logs.Pace()})
 
 
 def drop_longest_resting(connections: Collection[object], count: int = 1) -> bool:
@@ -109,6 +108,7 @@ class Connection(HttpToolsProtocol):
     """From when it is accepted, before which there is ``arrive``, to its end."""
 
     patience: ClassVar[Patience] = Patience()
+    pace: ClassVar[logs.Pace] = logs.Pace()
 
     _stage = "rest"
     """``rest``, ``head`` or ``body``: what of a request is coming in."""
@@ -323,6 +323,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, text: str, headers: str = "") -> None:
         """Answer without the application, which sees a client that has gone, and close; after the answers to what
         came before."""
+        self._tell(status, text)
         body = msgspec.json.encode({"error": text})
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
@@ -335,6 +336,12 @@ class Connection(HttpToolsProtocol):
         else:
             self._refusal = head.encode() + body
             self.flow.pause_reading()
+
+    def _tell(self, status: int, why: str) -> None:
+        """Like every other request that is refused, but these have no id."""
+        if self.pace.allows(time.monotonic_ns()):
+            unsaid = {"unsaid": self.pace.said()} if self.pace.unsaid else {}
+            logs.tell(_LOG, logging.INFO, "request refused", status=status, why=why, **unsaid)
 
     def _end(self, answer: bytes) -> None:
         if not self.transport.is_closing():

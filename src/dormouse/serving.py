@@ -133,6 +133,7 @@ def _bind_grpc(
         return None
     # Its handlers for forks serve children that go on calling gRPC. Ours are other programs, and the handlers complain.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it writes a line for every handshake that fails
     from dormouse.gateway.grpc_server import GrpcServer  # takes a fifth of a second, and not everybody wants it
 
     usual = GRPC_PORT if config.port else 0

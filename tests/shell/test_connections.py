@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import re
 import resource
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from dormouse import logs
 from dormouse.connections import MOST_WAITING, SLICE_BYTES, Patience, connection_class
 from dormouse.tenants.callers import OPERATOR, Caller
 from dormouse.tenants.gate import OpenGate
@@ -446,4 +449,32 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(count: int, caplog: pytest
             assert not wire.written
 
     asyncio.run(hang_up())
+    assert not caplog.records
+
+
+# ------------------------------------------------------------------ what is said of it
+
+
+@pytest.mark.parametrize("said", [b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"])
+def test_what_is_no_http_is_logged_a_few_times_a_second(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    began_ns = time.monotonic_ns()
+    with running() as server:
+        for _ in range(100):
+            with connected(server) as connection:
+                connection.sendall(said)
+                assert status_of(rest_of(connection)) == 400
+    seconds = 2 + (time.monotonic_ns() - began_ns) // logs.SECOND_NS
+    lines = [record for record in caplog.records if record.name == "dormouse.connections"]
+    assert 0 < len(lines) <= min(99, logs.MOST_LINES * seconds)
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn") and record.levelno > 20]
+
+
+def test_a_websocket_is_answered_as_if_it_had_not_been_asked_for(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(server) as connection:
+        connection.sendall(TINY.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"))
+        assert answered(connection) == 200
+        asked(connection)
     assert not caplog.records
