@@ -1,6 +1,7 @@
 """Promised recoveries, with the fault injected: executors that die, copies that fail, images that go bad."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from dormouse.config import MIB
+from dormouse.control.catalog import Catalog, Deployed
 from dormouse.core.messages import CommandRefused, Execute
 from dormouse.core.types import Reason
 from dormouse.errors import DormouseError, StateNotKept, UnknownFunction
@@ -110,6 +112,30 @@ def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(
             await ask(node, "f", inputs(0))
 
     run(work())
+
+
+def test_what_gives_room_back_works_on_a_full_disk(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            for name in ("f", "g"):
+                await node.deploy(manifest(name, "stack", seed=1))
+            largest = max(file.stat().st_size for file in tmp_path.glob("catalog.sqlite*"))
+            with full_disk(largest):
+                await node.unload("g")
+                await node.remove("f")
+                with pytest.raises(StateNotKept):
+                    for _ in range(10_000):
+                        node._catalog.next_revision(f"{_}" * 50)
+
+    run(work())
+    assert not (tmp_path / "images" / "f" / "1").exists()
+    assert [d.available for d in _functions_in(tmp_path)] == [False]
+
+
+def _functions_in(state_dir: Path) -> list[Deployed]:
+    catalog = Catalog(state_dir / "catalog.sqlite")
+    with contextlib.closing(catalog):
+        return catalog.functions()
 
 
 def test_a_function_whose_code_is_gone_is_refused_and_the_others_are_served(tmp_path: Path) -> None:
