@@ -110,11 +110,12 @@ SIZES = frozenset(name for name in Config.__struct_fields__ if "_bytes" in name)
 MOST_THREADS = 1024
 MOST_CONNECTIONS = 10**6
 LONGEST_TIMEOUT_S = 86_400.0
+OFF = "off"
 FILES = ("journal", "tariff", "tenants", "tls_cert", "tls_key")
 OPTIONAL = frozenset(
     name for name, hint in get_type_hints(Config).items() if type(None) in getattr(hint, "__args__", ())
 )
-"""Settings that may be ``auto``: found out at start."""
+"""Settings that may be ``auto``: found out at start; those of ``FILES`` are ``off`` then, and may be called so."""
 
 _SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKMGT]i?)?B?(?:/s)?\s*")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024 * GIB}
@@ -136,8 +137,18 @@ def configure(state_dir: Path, given: Mapping[str, object], file: Path | None = 
     """
     last = {} if reset else _saved(state_dir)
     from_file = {} if file is None else _from_toml(file)
-    given = {**last, **from_file, **given}
-    return checked(_converted({**given, "state_dir": state_dir.absolute()}))
+    said = {**from_file, **given}
+    given = {**last, **said}
+    config = checked(_converted({**given, "state_dir": state_dir.absolute()}))
+    if "allow_code" in said:  # what is only remembered may have gone since, and the rest is served without it
+        for directory in missing_code(config):
+            _require(False, "allow_code", str(directory), "a directory that exists")
+    return config
+
+
+def missing_code(config: Config) -> list[Path]:
+    """Directories of ``allow_code`` that are not there."""
+    return [directory for directory in config.allow_code if not directory.is_dir()]
 
 
 def save(config: Config) -> None:
@@ -191,8 +202,6 @@ def checked(config: Config) -> Config:
         config.body_limit_bytes,
         f"at most request_slab_bytes ({slab})",
     )
-    for directory in config.allow_code:
-        _require(directory.is_dir(), "allow_code", str(directory), "a directory that exists")
     return config
 
 
@@ -228,14 +237,14 @@ def _path(kind: type, value: object) -> Path:
 
 def _plain(key: str, value: object) -> object:
     """A setting as the command line or a file writes it, without units and Path objects."""
-    if value == "auto" and key in OPTIONAL:
+    if isinstance(value, Path):
+        value = str(value)
+    if (value == "auto" and key in OPTIONAL) or (value == OFF and key in FILES):
         return None
     if key == "grpc_port" and isinstance(value, str):
         return NO_GRPC if value == "off" else int(value) if re.fullmatch("-?[0-9]{1,6}", value) else value
     if isinstance(value, str) and key in SIZES:
         return parse_size(key, value)
-    if isinstance(value, Path):
-        return str(value)
     if isinstance(value, list | tuple):
         return [str(item) if isinstance(item, Path) else item for item in value]
     return value
@@ -257,7 +266,7 @@ def _from_toml(file: Path) -> dict[str, object]:
         case [*directories] if all(isinstance(directory, str) for directory in directories):
             values["allow_code"] = [file.parent / str(directory) for directory in directories]
     for name in FILES:
-        if isinstance(values.get(name), str):
+        if isinstance(values.get(name), str) and values[name] not in ("auto", OFF):
             values[name] = file.parent / str(values[name])
     return values
 

@@ -139,6 +139,11 @@ def error_for(reason: Reason, message: str, retry_after_s: float | None = None) 
     return _BY_REASON[reason](message, retry_after_s=retry_after_s)
 
 
+def without_paths(message: str, directory: str) -> str:
+    """The same sentence for callers, whom it does not concern where on the server's disk ``directory`` is."""
+    return message.replace(f"{directory}/", "").replace(directory, "the image")
+
+
 def unknown_function(name: str) -> UnknownFunction:
     """In the same words whoever refuses: a name that is not there, and one that is not for whoever asks."""
     return UnknownFunction(f"no function {name!r}")

@@ -15,6 +15,8 @@ from dormouse.core.types import Batch, FunctionId, Limits, Ns, Pin, Slo
 from dormouse.errors import ConfigurationFault
 from dormouse.tasks.description import Resampling, Scoring
 
+PROTOCOLS_OWN = ("stats",)
+"""Where the V2 protocol has something else in the place of a function's name."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DTYPES = ("float32", "float16", "bfloat16")
 LONGEST_MS = 1e12
@@ -131,6 +133,7 @@ def checked(manifest: Manifest, origin: str) -> Manifest:
             manifest.name,
             "letters, digits, '.', '_' and '-', at most 128",
         ),
+        (manifest.name not in PROTOCOLS_OWN, "name", manifest.name, "another: /v2/models/stats is not of a function"),
         (manifest.source != "", "source", manifest.source, "a directory, a .pt2 file or module:callable"),
         (manifest.dtype is None or manifest.dtype in DTYPES, "dtype", manifest.dtype, f"one of {', '.join(DTYPES)}"),
         (manifest.like != "", "like", manifest.like, "the name of a deployed function"),

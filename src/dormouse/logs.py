@@ -14,6 +14,9 @@ from typing import TextIO
 OURS = "dormouse"
 """The logger above all of ours. Libraries' are heard from warnings on."""
 _FIELDS = "dormouse_fields"
+MOST_LINES = 20
+"""Of a kind that others can cause, in a second."""
+SECOND_NS = 1_000_000_000
 
 
 def begin(form: str, level: str, stream: TextIO | None = None) -> None:
@@ -34,6 +37,31 @@ def fields_of(record: logging.LogRecord) -> Mapping[str, object]:
     """What it carries beside its text."""
     found: Mapping[str, object] = getattr(record, _FIELDS, {})
     return found
+
+
+class Pace:
+    """So many a second, and how many more there would have been."""
+
+    def __init__(self, most: int = MOST_LINES) -> None:
+        self.unsaid = 0
+        self._most = most
+        self._second = -1
+        self._said = 0
+
+    def allows(self, now_ns: int) -> bool:
+        """Whether one more may be said, at a time of some clock in nanoseconds."""
+        if now_ns // SECOND_NS != self._second:
+            self._second, self._said = now_ns // SECOND_NS, 0
+        if self._said >= self._most:
+            self.unsaid += 1
+            return False
+        self._said += 1
+        return True
+
+    def said(self) -> int:
+        """How many were not; from now on that is known."""
+        unsaid, self.unsaid = self.unsaid, 0
+        return unsaid
 
 
 class _StandardError(logging.StreamHandler[TextIO]):

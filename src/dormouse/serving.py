@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -20,6 +21,7 @@ import uvloop
 from msgspec import Struct
 from starlette.types import ASGIApp
 
+from dormouse.accepting import Door
 from dormouse.config import GRPC_PORT, NO_GRPC, Config
 from dormouse.connections import Patience, connection_class, within_files
 from dormouse.errors import ConfigurationFault
@@ -131,6 +133,7 @@ def _bind_grpc(
         return None
     # Its handlers for forks serve children that go on calling gRPC. Ours are other programs, and the handlers complain.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it writes a line for every handshake that fails
     from dormouse.gateway.grpc_server import GrpcServer  # takes a fifth of a second, and not everybody wants it
 
     usual = GRPC_PORT if config.port else 0
@@ -159,7 +162,6 @@ async def serve_app(
         app,
         loop="none",
         http=connection_class(patience),
-        ssl_context_factory=None if identity is None else lambda _, __: identity.context,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -168,7 +170,9 @@ async def serve_app(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = _Server(settings, lambda: on_ready(address_of(listener, "http" if identity is None else "https")))
+    context = None if identity is None else identity.context
+    scheme = "http" if identity is None else "https"
+    server = _Server(settings, patience, context, lambda: on_ready(address_of(listener, scheme)))
     watches = [asyncio.create_task(server.exit_on(stop)), asyncio.create_task(server.hurry_on(hurry))]
     try:
         await server.serve(sockets=[listener])
@@ -206,15 +210,39 @@ def address_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which says when it has started and leaves signals alone."""
+    """uvicorn, which accepts at a door of ours, says when it has started and leaves signals alone."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        patience: Patience,
+        context: ssl.SSLContext | None,
+        on_started: Callable[[], None],
+    ) -> None:
         super().__init__(config)
+        self._patience = patience
+        self._context = context
         self._on_started = on_started
+        self._doors: list[Door] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        self.servers = []
+        kind = connection_class(self._patience)
+        connection = partial(kind, self.config, self.server_state, self.lifespan.state)
+        for listener in sockets or ():
+            door = Door(
+                listener, connection, self.server_state.connections, self._context, handshake_s=self._patience.head_s
+            )
+            door.open()
+            self._doors.append(door)
+        self.started = True
         self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for door in self._doors:
+            door.close()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

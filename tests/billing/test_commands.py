@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from dormouse.billing.records import DEPLOYED, HOST, Beat
 from dormouse.cli.commands import app
 from tests.billing.books import BEGAN_NS, SECOND_NS, Books, answered, began, known
+from tests.node.nodes import full_disk
 
 
 @pytest.fixture
@@ -39,6 +41,28 @@ def test_a_bill_says_who_pays_what_and_what_it_comes_to(books: Books) -> None:
     assert "USD 0.005002000 in all; 0.005002000 for each request in time" in said
     assert "bound to devices from deploy to removal the same functions would have cost 0.050000000" in said
     assert "before 2023-11-14T22:15:00Z is in it" in said
+
+
+def test_a_bill_needs_no_room_and_changes_nothing_then(books: Books) -> None:
+    assert books.writer.enter([answered(3, tenant="acme", at_s=3), Beat(BEGAN_NS + 200 * SECOND_NS)]) is None
+    before = contents(books.state_dir)
+    asked = ("--state-dir", str(books.state_dir))
+    with full_disk():
+        result = CliRunner().invoke(app, ["bill", *asked, "--format", "json"])
+        shown = run("tariff", "show", *asked)
+        pruned = run("ledger", "prune", "--before", "2030-01-01", *asked)
+    assert contents(books.state_dir) == before
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["total"]["requests"] == 3, "with what only segments have"
+    assert re.fullmatch(
+        r"warning: read in memory, since nothing can be written: [^\n]*ledger.sqlite [^\n]*\n", result.stderr
+    )
+    assert shown[0] == 0 and "USD" in shown[1]
+    assert pruned[0] == 1 and "cannot be" in pruned[1]
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in directory.rglob("*") if file.is_file() and file.suffix != ".sqlite-shm"}
 
 
 def test_a_bill_for_programs_is_in_whole_numbers(books: Books) -> None:

@@ -60,6 +60,21 @@ def test_a_catalog_that_cannot_be_written_says_so_and_stays_as_it_was(tmp_path: 
     catalog.close()
 
 
+def test_removing_and_unloading_need_no_room(tmp_path: Path) -> None:
+    """Nor does what has been opened anew, and changed more often than there is room kept."""
+    for _ in range(2):
+        catalog = Catalog(tmp_path / "catalog.sqlite")
+        for number in range(100):
+            catalog.add(deployed(1, f"f{number}"))
+        with full_disk(max(file.stat().st_size for file in tmp_path.iterdir())):
+            for number in range(100):
+                catalog.set_available(f"f{number}", 1, False)
+            for number in range(100):
+                catalog.remove(f"f{number}", 1)
+        assert catalog.functions() == []
+        catalog.close()
+
+
 def test_a_revision_number_is_never_used_twice(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.sqlite")
     assert [catalog.next_revision(name) for name in ("f", "f", "g", "f")] == [1, 2, 1, 3]

@@ -1,13 +1,17 @@
 """Promised recoveries, with the fault injected: executors that die, copies that fail, images that go bad."""
 
 import asyncio
+import contextlib
 import os
+import shutil
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dormouse.config import MIB
+from dormouse.control.catalog import Catalog, Deployed
 from dormouse.core.messages import CommandRefused, Execute
 from dormouse.core.types import Reason
 from dormouse.errors import DormouseError, StateNotKept, UnknownFunction
@@ -29,6 +33,8 @@ from tests.node.nodes import (
     tensor,
 )
 from tests.node.zoo import zoo
+
+zoo_directory = Path(zoo.__file__).parent
 
 
 def test_an_executor_killed_during_an_execution_is_replaced_and_the_request_answered(tmp_path: Path) -> None:
@@ -86,7 +92,9 @@ def test_a_load_that_fails_once_is_rolled_back_and_done_again(tmp_path: Path, fa
     run(work())
 
 
-def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(tmp_path: Path) -> None:
+def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> None:
         async with opened(small(tmp_path)) as node:
             await node.deploy(manifest("f", "stack", seed=1))
@@ -95,11 +103,57 @@ def test_an_image_that_goes_bad_on_disk_is_found_when_it_is_read(tmp_path: Path)
             content = bytearray(damaged.read_bytes())
             content[1000] ^= 1
             damaged.write_bytes(content)
-            with pytest.raises(DormouseError, match=r"image\.bin"):
+            with pytest.raises(DormouseError, match=r"image\.bin, page 0 is damaged") as told:
                 await node.load("f")
+            assert str(tmp_path) not in told.value.message, "callers need not know where"
+            assert f"{damaged}, page 0 is damaged" in caplog.text, "the operator must"
             assert node.live()
             await node.deploy(manifest("f", "stack", seed=2))
             await ask(node, "f", inputs(0))
+
+    run(work())
+
+
+def test_what_gives_room_back_works_on_a_full_disk(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            for name in ("f", "g"):
+                await node.deploy(manifest(name, "stack", seed=1))
+            largest = max(file.stat().st_size for file in tmp_path.glob("catalog.sqlite*"))
+            with full_disk(largest):
+                await node.unload("g")
+                await node.remove("f")
+                with pytest.raises(StateNotKept):
+                    for _ in range(10_000):
+                        node._catalog.next_revision(f"{_}" * 50)
+
+    run(work())
+    assert not (tmp_path / "images" / "f" / "1").exists()
+    assert [d.available for d in _functions_in(tmp_path)] == [False]
+
+
+def _functions_in(state_dir: Path) -> list[Deployed]:
+    catalog = Catalog(state_dir / "catalog.sqlite")
+    with contextlib.closing(catalog):
+        return catalog.functions()
+
+
+def test_a_function_whose_code_is_gone_is_refused_and_the_others_are_served(tmp_path: Path) -> None:
+    async def work() -> None:
+        code, state = tmp_path / "code", tmp_path / "state"
+        shutil.copytree(zoo_directory, code)
+        config = small(state, allow_code=(zoo_directory, code))
+        async with opened(config) as node:
+            await node.deploy(manifest("here", "stack", seed=1))
+            await node.deploy(msgspec.structs.replace(manifest("gone", "stack", seed=2), code=str(code)))
+        shutil.rmtree(code)
+        async with opened(config) as node:
+            await ask(node, "here", inputs(0))
+            with pytest.raises(DormouseError, match="the directory with the code of zoo:stack is gone") as told:
+                await ask(node, "gone", inputs(0))
+            assert str(tmp_path) not in told.value.message
+            with pytest.raises(DormouseError, match=f"code = {code} is no directory"):
+                await node.deploy(msgspec.structs.replace(manifest("new", "stack", seed=2), code=str(code)))
 
     run(work())
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from dormouse.billing.bills import By, Item, Question, items, make_bill
-from dormouse.billing.database import Database
+from dormouse.billing.database import BUSY_S, Database
 from dormouse.billing.records import RequestEnded, Unbilled
 from dormouse.config import MIB
+from dormouse.control import cashier
 from dormouse.control.bookkeeping import Bookkeeper
 from dormouse.control.node import Node
 from dormouse.control.payloads import Payloads
@@ -173,8 +175,9 @@ def test_what_cannot_be_billed_is_not_answered_until_the_disk_has_room(tmp_path:
             await node.deploy(manifest("f", "stack", seed=1, mib=1))
             first = await ask(node, "f", inputs(0))
             with full_disk():
-                with pytest.raises(StateNotKept, match="what cannot be billed is not answered"):
+                with pytest.raises(StateNotKept, match="what cannot be billed is not answered") as told:
                     await ask(node, "f", inputs(1))
+                assert str(tmp_path) not in told.value.message
                 runs = node.functions()[0]["requests"]
                 with pytest.raises(StateNotKept):
                     await ask(node, "f", inputs(2))
@@ -186,6 +189,44 @@ def test_what_cannot_be_billed_is_not_answered_until_the_disk_has_room(tmp_path:
             assert [item.reason for item in seen if item.reason] == ["not_recorded"]
 
     run(work())
+
+
+def test_a_clock_that_is_behind_the_ledger_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)):
+            pass
+        assert "behind the ledger" not in caplog.text
+        database = Database(tmp_path)
+        database.begin_life(time.time_ns() + 3 * 3600 * 10**9)
+        database.close()
+        async with opened(small(tmp_path)):
+            pass
+
+    run(work())
+    (warning,) = [record.message for record in caplog.records if "behind the ledger" in record.message]
+    assert re.search(rf"clock is [23]:[05]\d:\d\d behind the ledger in {tmp_path}, which goes on from 2", warning)
+    assert "begin a new ledger" in warning
+
+
+def test_who_holds_the_ledger_s_sqlite_does_not_hold_the_end_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cashier, "END_S", 0.1)
+    monkeypatch.setattr(cashier, "TAKE_IN_S", 0.0)
+
+    async def work() -> None:
+        with ledger(tmp_path) as holder:
+            async with opened(small(tmp_path)) as node:
+                holder.connection.execute("BEGIN IMMEDIATE")
+                await node.deploy(manifest("f", "stack", seed=1, mib=1))
+                await ask(node, "f", inputs(0))
+                began_s = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - began_s < BUSY_S / 2
+            holder.connection.execute("ROLLBACK")
+
+    run(work())
+    assert "entries stay in" in caplog.text
+    assert len(recorded(tmp_path)) == 1, "and nothing is lost"
 
 
 def test_with_power_in_mind_an_answer_waits_for_the_disk(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dormouse.config import FOR_ONE_START, GIB, MIB, SETTINGS_FILE, Config, configure, parse_size, save
+from dormouse.config import FOR_ONE_START, GIB, MIB, SETTINGS_FILE, Config, configure, missing_code, parse_size, save
 from dormouse.errors import ConfigurationFault
 
 
@@ -86,6 +86,7 @@ def test_every_setting_survives_a_restart(tmp_path: Path) -> None:
             "threads": 5,
             "graphs": "off",
             "policy": "torpor",
+            "shed": "late",
             "routes": "peer",
             "calibrate": "off",
             "images": "dram",
@@ -115,6 +116,27 @@ def test_a_start_without_flags_repeats_a_start_with_them_and_reset_forgets(tmp_p
 def test_auto_takes_a_kept_setting_back(tmp_path: Path) -> None:
     save(configure(tmp_path, {"device_bytes": "64MiB"}))
     assert configure(tmp_path, {"device_bytes": "auto"}).device_bytes is None
+
+
+@pytest.mark.parametrize("key", ["journal", "tariff", "tenants"])
+def test_a_file_may_be_off(tmp_path: Path, key: str) -> None:
+    save(configure(tmp_path, {key: "somewhere"}))
+    for off in ("off", "auto", Path("off")):
+        assert getattr(configure(tmp_path, {key: off}), key) is None
+    file = tmp_path / "serve.toml"
+    file.write_text(f'{key} = "off"\n')
+    assert getattr(configure(tmp_path, {}, file), key) is None
+
+
+def test_remembered_code_that_is_gone_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    save(configure(tmp_path, {"allow_code": [code]}))
+    assert missing_code(configure(tmp_path, {})) == []
+    code.rmdir()
+    assert missing_code(configure(tmp_path, {"port": 5})) == [code]
+    with pytest.raises(ConfigurationFault, match="expected a directory that exists"):
+        configure(tmp_path, {"allow_code": [code]})
 
 
 def test_a_door_left_open_is_not_remembered(tmp_path: Path) -> None:

@@ -4,19 +4,27 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import re
 import resource
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
-from dormouse.connections import Patience
+from dormouse import logs
+from dormouse.connections import MOST_WAITING, SLICE_BYTES, Patience, connection_class
 from dormouse.tenants.callers import OPERATOR, Caller
 from dormouse.tenants.gate import OpenGate
 from tests.shell.running import RunningServer, running
@@ -304,3 +312,169 @@ def test_an_open_gate_lets_everybody_in() -> None:
     assert gate.caller_of({"authorization": "Bearer whatever"}) == OPERATOR
     with gate.inside(OPERATOR), gate.streaming(OPERATOR):
         gate.check(OPERATOR)
+
+
+# ------------------------------------------------------------------ many requests on one connection
+
+TINY = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+UNKNOWN = b"GET /nowhere HTTP/1.1\r\n\r\n"
+
+
+def statuses(connection: socket.socket, count: int) -> list[int]:
+    """Of so many answers, which may come in one piece."""
+    found = []
+    with connection.makefile("rb") as answers:
+        for _ in range(count):
+            found.append(int(answers.readline().split()[1]))
+            length = 0
+            while (line := answers.readline()) != b"\r\n":
+                name, _, value = line.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            assert len(answers.read(length)) == length
+    return found
+
+
+def test_requests_in_one_write_are_answered_in_their_order(server: RunningServer) -> None:
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n"
+    with connected(server) as connection:
+        connection.sendall((TINY + WHOLE + UNKNOWN + chunked) * 100)
+        assert statuses(connection, 400) == [200, 200, 404, 200] * 100
+
+
+def test_a_long_body_among_other_requests_is_read_whole(server: RunningServer) -> None:
+    body = b" " * 300_000 + BODY
+    longer = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with connected(server) as connection:
+        sent = threading.Thread(target=connection.sendall, args=((TINY * 40 + longer + UNKNOWN) * 5,))
+        sent.start()
+        assert statuses(connection, 5 * 42) == ([200] * 41 + [404]) * 5
+        sent.join()
+
+
+def test_what_is_no_http_is_refused_after_the_answers_before_it(server: RunningServer) -> None:
+    with connected(server) as connection:
+        connection.sendall(WHOLE * 30 + b"\x16\x03\x01 hello\r\n\r\n" + WHOLE)
+        assert statuses(connection, 31) == [200] * 30 + [400]
+        assert rest_of(connection) == b""
+
+
+def test_after_a_request_that_says_it_is_the_last_none_is_answered(server: RunningServer) -> None:
+    with connected(server) as connection:
+        connection.sendall(TINY * 100 + b"GET /nowhere HTTP/1.1\r\nConnection: close\r\n\r\n" + TINY * 100)
+        assert statuses(connection, 101) == [200] * 100 + [404]
+        assert rest_of(connection) == b""
+
+
+class Wire(asyncio.Transport):
+    """The server's end of a connection, of which a test is the system. Like uvloop's it cannot be used once gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.reads = True
+        self.gone = False
+
+    def is_closing(self) -> bool:
+        return self.gone
+
+    def is_reading(self) -> bool:
+        return self.reads
+
+    def pause_reading(self) -> None:
+        assert not self.gone
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        assert not self.gone
+        self.reads = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.gone
+        self.written += data
+
+    def close(self) -> None:
+        self.gone = True
+
+
+@contextlib.contextmanager
+def wired() -> Iterator[tuple[HttpToolsProtocol, Wire, asyncio.Event]]:
+    """A connection whose requests are answered once the event is set."""
+    answering = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await answering.wait()
+        await Response(status_code=204)(scope, receive, send)
+
+    config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off", timeout_keep_alive=75)
+    connection, wire = connection_class(SOON)(config, ServerState(), {}), Wire()
+    connection.connection_made(wire)
+    yield connection, wire, answering
+    connection.connection_lost(None)
+
+
+async def settled(connection: HttpToolsProtocol) -> None:
+    while connection.tasks:
+        await asyncio.wait(connection.tasks)
+
+
+def test_of_many_requests_few_wait_and_nothing_is_read_so_long() -> None:
+    async def flood() -> None:
+        with wired() as (connection, wire, answering):
+            connection.data_received(TINY * 10_000)
+            assert len(connection.pipeline) < MOST_WAITING + SLICE_BYTES // len(TINY)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not wire.is_reading()
+            connection.data_received(TINY * 10)  # which TLS may have decrypted already
+            answering.set()
+            await settled(connection)
+            assert wire.written.count(b"HTTP/1.1 204") == 10_010
+            assert wire.is_reading()
+            assert not connection.pipeline
+
+    asyncio.run(flood())
+
+
+@pytest.mark.parametrize("count", [2, 30, 10_000])
+def test_a_client_that_hangs_up_leaves_nothing_behind(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def hang_up() -> None:
+        with wired() as (connection, wire, answering):
+            connection.data_received(TINY * count)
+            await asyncio.sleep(0)
+            wire.close()
+            connection.connection_lost(None)
+            answering.set()
+            await settled(connection)
+            assert not wire.written
+
+    asyncio.run(hang_up())
+    assert not caplog.records
+
+
+# ------------------------------------------------------------------ what is said of it
+
+
+@pytest.mark.parametrize("said", [b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"])
+def test_what_is_no_http_is_logged_a_few_times_a_second(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    began_ns = time.monotonic_ns()
+    with running() as server:
+        for _ in range(100):
+            with connected(server) as connection:
+                connection.sendall(said)
+                assert status_of(rest_of(connection)) == 400
+    seconds = 2 + (time.monotonic_ns() - began_ns) // logs.SECOND_NS
+    lines = [record for record in caplog.records if record.name == "dormouse.connections"]
+    assert 0 < len(lines) <= min(99, logs.MOST_LINES * seconds)
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn") and record.levelno > 20]
+
+
+def test_a_websocket_is_answered_as_if_it_had_not_been_asked_for(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(server) as connection:
+        connection.sendall(TINY.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"))
+        assert answered(connection) == 200
+        asked(connection)
+    assert not caplog.records

@@ -19,6 +19,11 @@ from dormouse.functions import (
 PLAIN = Manifest("f", "nets:make")
 
 
+def test_a_name_that_the_protocol_has_taken_is_refused() -> None:
+    with pytest.raises(ConfigurationFault, match=r"name = 'stats' cannot be used; expected another: /v2/models/stats"):
+        checked(msgspec.structs.replace(PLAIN, name="stats"), "'stats'")
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

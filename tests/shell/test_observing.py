@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from dormouse import logs
 from dormouse.gateway.notes import Note
-from dormouse.gateway.observing import MOST_LINES, SECOND_NS, Observer, Pace
+from dormouse.gateway.observing import Observer
+from dormouse.logs import MOST_LINES, SECOND_NS, Pace
 from tests.shell.running import RunningServer, running
 from tests.shell.tenanted import ACME, ADMIN, Kept, bearer, furnish
 

@@ -55,6 +55,11 @@ def png(colour: tuple[int, int, int] = (255, 0, 0), size: tuple[int, int] = (6, 
     return out.getvalue()
 
 
+def broken(text: str) -> str:
+    """Into lines, as ``base64 FILE`` writes it."""
+    return "".join(f"{text[at : at + 76]}\r\n" for at in range(0, len(text), 76))
+
+
 def in_base64(file: bytes) -> str:
     return base64.b64encode(file).decode()
 
@@ -244,7 +249,7 @@ def test_texts_get_labels_with_scores() -> None:
 
 def test_pictures_get_labels_with_scores() -> None:
     plain, url = in_base64(png()), f"data:image/png;base64,{in_base64(png((0, 0, 255)))}"
-    answer = classified("looker", image=[plain, url]).json()
+    answer = classified("looker", image=[broken(plain), url]).json()
     assert [row["labels"][0]["label"] for row in answer["data"]] == ["red", "blue"]
     assert [len(row["labels"]) for row in answer["data"]] == [3, 3]
     assert [sum(each["score"] for each in row["labels"]) for row in answer["data"]] == pytest.approx([1, 1])

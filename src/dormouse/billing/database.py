@@ -107,8 +107,9 @@ class Database:
 
     # ------------------------------------------------------------------ entries
 
-    def take_in(self) -> None:
-        """All that is in the segments now. Raises StateNotKept; then it stays there."""
+    def take_in(self, busy_s: float = BUSY_S) -> None:
+        """All that is in the segments now, waiting so long for others. Raises StateNotKept; then it stays there."""
+        self.connection.execute(f"PRAGMA busy_timeout = {round(busy_s * 1_000)}")
         while self._take_some():
             pass
 

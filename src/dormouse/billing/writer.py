@@ -3,6 +3,7 @@
 Knows no event loop. What could not be written is kept and tried again with whatever comes next, in the same order.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from dormouse.billing.segments import SegmentWriter, Sync
 from dormouse.core.types import Bytes
 from dormouse.errors import StateNotKept
 
+_LOG = logging.getLogger("dormouse.billing")
 MOST_WAITING = 4096
 """Records that nobody waits for are written when there are so many, if not before."""
 
@@ -55,8 +57,10 @@ class LedgerWriter:
         try:
             self._segments.append(page)
         except OSError as fault:
+            if self.fault is None:
+                _LOG.error("the ledger %s cannot be written: %s", self._directory, fault.strerror)
             self.fault = StateNotKept(
-                f"the ledger {self._directory} cannot be written ({fault.strerror}), and what cannot be billed is not "
+                f"the ledger cannot be written ({fault.strerror}), and what cannot be billed is not "
                 "answered; requests are served again as soon as the disk has room",
                 retry_after_s=5,
             )

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dormouse.billing.bills import Bill, By, Item, Line, Question, items, make_bill
+from dormouse.billing.copied import CopiedLedger
 from dormouse.billing.database import Database
 from dormouse.billing.pricing import shown
 from dormouse.billing.tariffs import history, parse_moment, read_tariff, set_tariff, tariff_lines, time_text
 from dormouse.cli.start import HOME
-from dormouse.errors import ConfigurationFault, DormouseError
+from dormouse.errors import ConfigurationFault, DormouseError, StateNotKept
 
 StateDir = Annotated[
     Path, typer.Option("--state-dir", help="Of the server. [default: ~/.dormouse]", show_default=False)
@@ -45,19 +46,37 @@ ledger_app = typer.Typer(help="The records that bills are made from.", no_args_i
 
 
 @contextmanager
-def _ledger(state_dir: Path, *, must_exist: bool = True) -> Iterator[Database]:
-    """With all that has been recorded so far."""
+def _ledger(state_dir: Path, *, must_exist: bool = True, only_read: bool = False) -> Iterator[Database]:
+    """With all that has been recorded so far. ``only_read``: one that cannot be written will do."""
     if must_exist and not (state_dir / "ledger.sqlite").is_file():
         raise ConfigurationFault(f"state_dir = {str(state_dir)!r} has no ledger; nothing was ever served there")
-    state_dir.mkdir(parents=True, exist_ok=True)
-    database = Database(state_dir)
+    database = _opened(state_dir, only_read=only_read)
     try:
-        database.take_in()
         yield database
     except sqlite3.Error as fault:
         raise DormouseError(f"{database.file} cannot be read: {fault}") from None
     finally:
         database.close()
+
+
+def _opened(state_dir: Path, *, only_read: bool) -> Database:
+    try:
+        return _taken_in(Database(state_dir))
+    except (ConfigurationFault, StateNotKept) as fault:
+        if not only_read:
+            raise
+        copy = _taken_in(CopiedLedger(state_dir))
+        typer.echo(f"warning: read in memory, since nothing can be written: {fault.message}", err=True)
+        return copy
+
+
+def _taken_in(database: Database) -> Database:
+    try:
+        database.take_in()
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def bill(
@@ -78,7 +97,7 @@ def bill(
         question = msgspec.structs.replace(question, since_ns=parse_moment("since", since))
     if until is not None:
         question = msgspec.structs.replace(question, until_ns=parse_moment("until", until))
-    with _ledger(state_dir) as database:
+    with _ledger(state_dir, only_read=True) as database:
         made = make_bill(database, question)
         each = items(database, question) if by is What.REQUEST else None
         match form:
@@ -181,7 +200,7 @@ def headlines(made: Bill) -> list[str]:
 @tariff_app.command("show")
 def show(state_dir: StateDir = HOME) -> None:
     """All tariffs there have been, oldest first, and those to come."""
-    with _ledger(state_dir) as database:
+    with _ledger(state_dir, only_read=True) as database:
         for valid in history(database):
             for line in tariff_lines(valid):
                 typer.echo(line)

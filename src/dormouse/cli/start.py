@@ -1,6 +1,7 @@
 """``dormouse serve``: every setting as an option, the rest remembered from the last start."""
 
 import ipaddress
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,14 @@ import typer
 
 from dormouse import logs
 from dormouse.calibration import ensure, this_machine
-from dormouse.config import configure, save
+from dormouse.config import configure, missing_code, save
 from dormouse.serving import Doors, run, serve
 
 IN_MEMORY_ONLY = (
     "images live in memory only: functions deployed now are forgotten when the server ends, runtime state is not kept, "
     "nothing can be unloaded, and a deploy that finds host memory full is refused (images = dram)"
 )
+_LOG = logging.getLogger("dormouse.cli")
 HOME = Path.home() / ".dormouse"
 
 
@@ -57,7 +59,7 @@ def serve_command(
             show_default=False,
         ),
     ] = None,
-    tenants: Annotated[Path | None, typer.Option(help="Tenants with their keys and limits, in TOML.")] = None,
+    tenants: Annotated[Path | None, typer.Option(help="Tenants with their keys and limits, in TOML, or off.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate in PEM: HTTP and gRPC over TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
     head_timeout_s: Annotated[
@@ -114,9 +116,11 @@ def serve_command(
     ledger_sync: Annotated[
         str | None, typer.Option(help="What an entry survives: process (its end) or power. [default: process]")
     ] = None,
-    tariff: Annotated[str | None, typer.Option(metavar="FILE", help="Prices from now on, in TOML.")] = None,
+    tariff: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Prices from now on, in TOML. [default: as they are]")
+    ] = None,
     journal: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Record every decision here, or auto: not.")
+        str | None, typer.Option(metavar="PATH", help="Record every decision here; off: nowhere. [default: off]")
     ] = None,
     poison: Annotated[bool | None, typer.Option("--poison", help="Fill freed device memory with garbage.")] = None,
     faults: Annotated[list[str] | None, typer.Option("--fault", help="Inject a fault; repeatable.")] = None,
@@ -130,6 +134,8 @@ def serve_command(
         typer.echo(f"warning: whoever reaches {settings.host} can deploy and remove functions (--no-auth)", err=True)
     if settings.images == "dram":
         typer.echo(f"warning: {IN_MEMORY_ONLY}", err=True)
+    for directory in missing_code(settings):
+        _LOG.warning("allow_code = '%s' is no directory any more: functions from it are refused", directory)
 
     if settings.calibrate == "auto" and not settings.device.startswith("cpu"):
         ensure(settings.state_dir, this_machine(), partial(typer.echo, err=True))

@@ -9,16 +9,17 @@ import logging
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 from dormouse.billing.bills import Bill
 from dormouse.billing.database import Database
 from dormouse.billing.records import Record, RequestEnded, RequestVoided, request_name
 from dormouse.billing.segments import Sync
-from dormouse.billing.tariffs import Written, ensure_default, read_tariff, set_tariff
+from dormouse.billing.tariffs import Written, ensure_default, read_tariff, set_tariff, time_text
 from dormouse.billing.writer import LedgerWriter
 from dormouse.control.bookkeeping import Bookkeeper
-from dormouse.control.clerk import Clerk
+from dormouse.control.clerk import END_S, Clerk
 from dormouse.control.costs import Costs
 from dormouse.control.payloads import Answer, Outputs, Payloads
 from dormouse.core.messages import Command, Event
@@ -31,6 +32,9 @@ BEAT_S = 5.0
 """A crash loses at most so much of what memory costs, in the customer's favour."""
 TAKE_IN_S = 2.0
 """So long after an entry SQLite has it."""
+
+CLOCKS_DIFFER_NS: Ns = 60_000_000_000
+"""From here on somebody should hear of it."""
 
 Answers = asyncio.Queue[Answer | DormouseError]
 
@@ -61,13 +65,15 @@ class Cashier:
         written = None if tariff is None else read_tariff(tariff)
         database = Database(state_dir)
         try:
-            life, began_ns, segment = database.begin_life(time.time_ns())
+            now_ns = time.time_ns()
+            life, began_ns, segment = database.begin_life(now_ns)
             writer = LedgerWriter(database.directory, life, sync, after=segment)
         except (StateNotKept, OSError) as fault:
             database.close()
             why = fault.strerror if isinstance(fault, OSError) else fault.message
             message = f"the ledger in {state_dir} cannot be written ({why}); make room, or serve with --ledger off"
             raise ConfigurationFault(message) from None
+        _warn_of_clock(state_dir, began_ns, now_ns)
         return cls(database, writer, Bookkeeper(payloads, began_ns - now), written)
 
     def begin(self, device_bytes: Bytes) -> None:
@@ -169,6 +175,18 @@ class Cashier:
             _LOG.error("entries stay in %s for the time being: %s", self._database.directory, fault)
         self._complained = True
 
+    async def _take_in_at_last(self, until_s: float) -> None:
+        """What is not in SQLite then, because somebody else holds it, the next life takes in, or a bill."""
+        if self._taking is not None:
+            await asyncio.wait([self._taking], timeout=until_s - self._loop.time())
+            self._taking.cancel()  # which ends the clerk, if it is still waiting
+            await asyncio.gather(self._taking, return_exceptions=True)
+        await self._clerk.close()
+        try:
+            await asyncio.to_thread(self._database.take_in, max(0.0, until_s - self._loop.time()))
+        except (StateNotKept, OSError) as fault:
+            self._complain(fault)
+
     # ------------------------------------------------------------------ what it comes to
 
     def costs(self) -> Costs:
@@ -189,13 +207,20 @@ class Cashier:
             await self._syncing
         self._writer.note(self._bookkeeper.shut_down(now, Reason.SHUTTING_DOWN))
         self._writer.beat(self._bookkeeper.wall(now), last=True)
-        if self._taking is not None:
-            await self._taking
-        await self._clerk.close()
-        try:
-            await asyncio.to_thread(self._database.take_in)
-        except (StateNotKept, OSError) as fault:  # then the next life does, or a bill
-            self._complain(fault)
+        await self._take_in_at_last(self._loop.time() + END_S)
         self._disk.shutdown()
         self._writer.close()
         self._database.close()
+
+
+def _warn_of_clock(state_dir: Path, began_ns: Ns, now_ns: Ns) -> None:
+    """The ledger's time never runs back; where it is not this machine's, somebody should know before bills are made."""
+    if began_ns - now_ns > CLOCKS_DIFFER_NS:
+        _LOG.warning(
+            "this machine's clock is %s behind the ledger in %s, which goes on from %s: until the clock is there, "
+            "all that happens is dated ahead by that much. If it was an earlier start's clock that was wrong, begin a "
+            "new ledger: stop the server, and move ledger.sqlite and ledger/ to where the bills up to now can be made",
+            timedelta(seconds=(began_ns - now_ns) // 1_000_000_000),
+            state_dir,
+            time_text(began_ns),
+        )

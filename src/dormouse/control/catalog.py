@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,8 @@ from dormouse.tasks.description import Task
 from dormouse.tensors import Signature
 
 SCHEMA_VERSION = 1
+ROOM_BYTES: Bytes = 64 * 1024
+"""So much is kept ready in the file, and in its log, for when the disk is full."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS functions (
     name       TEXT NOT NULL,
@@ -62,6 +64,7 @@ class Catalog:
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.executescript(SCHEMA)
             self._check_version()
+            self._keep_room()
         except sqlite3.DatabaseError as fault:
             raise ConfigurationFault(f"{file} cannot be used as the catalog: {fault}") from None
 
@@ -71,6 +74,22 @@ class Catalog:
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             raise ConfigurationFault(f"{self._file} has schema {version}, this version reads {SCHEMA_VERSION}")
+
+    def _keep_room(self) -> None:
+        """Removals must be possible on a full disk, since they are what gives room back; so what they are written to is
+        there before: the log of writes, which is begun anew after each, and pages in the file itself."""
+        free: int = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
+        page: int = self._connection.execute("PRAGMA page_size").fetchone()[0]
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute("CREATE TABLE room (bytes BLOB)")
+        self._connection.execute("INSERT INTO room VALUES (zeroblob(?))", (max(ROOM_BYTES, free * page),))
+        self._connection.execute("COMMIT")
+        self._connection.execute("DROP TABLE room")
+        self._begin_log_anew()
+
+    def _begin_log_anew(self) -> None:
+        with suppress(sqlite3.Error):  # then what is written next goes behind, if there is room
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def functions(self) -> list[Deployed]:
         """Every function, by name."""
@@ -117,6 +136,7 @@ class Catalog:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise StateNotKept(f"{self._file} cannot be written: {fault}") from None
+        self._begin_log_anew()
 
     def close(self) -> None:
         self._connection.close()

@@ -40,7 +40,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.scheduler import Scheduler
 from dormouse.core.types import ExecutorId, FunctionId, Ns, OperationId, RequestId, Settings
-from dormouse.errors import DormouseError, Unavailable, error_for
+from dormouse.errors import DormouseError, Unavailable, error_for, without_paths
 from dormouse.journal import JournalWriter
 from dormouse.store.host import HostStore
 from dormouse.wire import ExecuteRequest, LoadImage, ToExecutor
@@ -212,7 +212,9 @@ class Controller:
         try:
             await self._store.read(function, self._directory_of(function))
         except DormouseError as fault:
-            self.post(ImageReadFailed(function, fault.message))
+            _LOG.error("the image of '%s' cannot be read: %s", function, fault.message)
+            message = without_paths(fault.message, str(self._directory_of(function)))
+            self.post(ImageReadFailed(function, message))
         else:
             self.post(ImageRead(function))
 

@@ -39,7 +39,7 @@ from dormouse.core.messages import (
 )
 from dormouse.core.types import Bytes, CommandId, ExecutorId, FunctionId, Reason, RequestId
 from dormouse.device.base import Device
-from dormouse.errors import DormouseError, InvalidRequest, TooLarge
+from dormouse.errors import DormouseError, InvalidRequest, TooLarge, without_paths
 from dormouse.executor.approach import Approach, Link
 from dormouse.executor.arrival import Arrival, ImageNotArrived
 from dormouse.executor.batching import Unbatchable, cut, joined, no_chunks, rows_of
@@ -237,7 +237,7 @@ class Desk:
             approach = self._approach(command, route)
             build_ns = function.runner.load(asked.extents, arrival, self._sweep, approach, route)
         except (Exception, SystemExit) as fault:
-            message = self._said(fault)
+            message = self._said(fault, asked.directory)
             # Let go of those that wait, so that one which has begun ends and answers; then take the memory away.
             arrival.fail(message)
             self._answer_waiting(function, arrival, message)
@@ -255,9 +255,10 @@ class Desk:
         near = ImageNearlyArrived(self._executor, command.command, command.function)
         return Approach(command.lead_ns, self._links[route.kind], lambda: self._send(near))
 
-    def _said(self, fault: BaseException) -> str:
+    def _said(self, fault: BaseException, directory: str) -> str:
         if isinstance(fault, DormouseError):
-            return fault.message
+            print(fault.message, file=sys.stderr)
+            return without_paths(fault.message, directory)
         traceback.print_exc()
         return f"the module cannot be built: {one_line(fault)}"
 

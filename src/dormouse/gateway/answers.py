@@ -157,6 +157,27 @@ class TensorAnswer(Response):
             await send({"type": "http.response.body", "body": part, "more_body": index < last})
 
 
+class PiecesAnswer(Response):
+    """A body that is made piece by piece as the client takes it; how long it will be nobody knows before."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], media_type: str, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers, media_type=media_type)
+        del self.headers["Content-Length"]
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope  # ASGI's signature
+        async with contextlib.aclosing(self._pieces):
+            with contextlib.suppress(ClientDisconnect):
+                await unless_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 class LinesAnswer(Response):
     """JSON lines as they come. A failure after the first line is the last line; the status is long gone."""
 

@@ -5,14 +5,14 @@ A request body is JSON, then, under the binary extension, raw tensor bytes in or
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from dormouse.errors import InvalidRequest
-from dormouse.gateway import encoding
+from dormouse.gateway import encoding, json_pieces
 from dormouse.gateway.kserve import (
     LONGEST_DATATYPE,
     LONGEST_NAME,
@@ -219,11 +219,15 @@ def _binary(asked: Asked, specs: Sequence[TensorSpec], lines: bool) -> frozenset
 
 def render_infer(request: InferRequest, chunk: Chunk) -> Reply:
     """One answer, as JSON or as JSON and raw bytes."""
-    tails = [tensor.data for tensor in ordered(request.inference, chunk) if tensor.name in request.binary]
     head = msgspec.json.encode(_answer(request, chunk))
     if not request.binary:
         return Reply((head,), None)
-    return Reply((head, *(tail for tail in tails if len(tail))), len(head))
+    return Reply((head, *tails(request, chunk)), len(head))
+
+
+def tails(request: InferRequest, chunk: Chunk) -> list[bytes | memoryview]:
+    """The raw bytes behind the JSON."""
+    return [t.data for t in ordered(request.inference, chunk) if t.name in request.binary and len(t.data)]
 
 
 def render_line(request: InferRequest, chunk: Chunk) -> bytes:
@@ -232,18 +236,59 @@ def render_line(request: InferRequest, chunk: Chunk) -> bytes:
 
 
 def _answer(request: InferRequest, chunk: Chunk) -> dict[str, object]:
-    answer: dict[str, object] = {"model_name": request.inference.name, "model_version": chunk.version}
-    if request.id is not None:
-        answer["id"] = request.id
-    answer["parameters"] = reply_parameters(chunk)
+    answer = _envelope(request, chunk)
     answer["outputs"] = [_output(tensor, tensor.name in request.binary) for tensor in ordered(request.inference, chunk)]
     return answer
 
 
+def _envelope(request: InferRequest, chunk: Chunk) -> dict[str, object]:
+    answer: dict[str, object] = {"model_name": request.inference.name, "model_version": chunk.version}
+    if request.id is not None:
+        answer["id"] = request.id
+    answer["parameters"] = reply_parameters(chunk)
+    return answer
+
+
 def _output(tensor: Tensor, binary: bool) -> dict[str, object]:
-    output: dict[str, object] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    output = _introduced(tensor)
     if binary:
         output["parameters"] = {"binary_data_size": len(tensor.data)}
     else:
-        output["data"] = encoding.to_json(f"output {tensor.name!r}", tensor.datatype, tensor.data)
+        output["data"] = encoding.to_json(_where(tensor), tensor.datatype, tensor.data)
     return output
+
+
+def _introduced(tensor: Tensor) -> dict[str, object]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+
+
+def _where(tensor: Tensor) -> str:
+    return f"output {tensor.name!r}"
+
+
+# ------------------------------------------------------------------ large answers
+
+
+def is_large(request: InferRequest, chunk: Chunk) -> bool:
+    """Whether its JSON takes so long to write that it is written in pieces."""
+    return any(json_pieces.is_large(tensor) and tensor.name not in request.binary for tensor in chunk.outputs)
+
+
+def check_large(request: InferRequest, chunk: Chunk) -> Iterator[None]:
+    """All that rendering it would refuse; a pause after each piece. Raises InvalidRequest."""
+    for tensor in chunk.outputs:
+        if tensor.name not in request.binary:
+            yield from json_pieces.checked(_where(tensor), tensor)
+
+
+def render_pieces(request: InferRequest, chunk: Chunk) -> Iterator[bytes]:
+    """What ``render_infer`` has as JSON, in pieces, each made when it is asked for; after ``check_large``."""
+    text = msgspec.json.encode(_envelope(request, chunk))[:-1] + b',"outputs":['
+    for tensor in ordered(request.inference, chunk):
+        if tensor.name in request.binary or not json_pieces.is_large(tensor):
+            text += msgspec.json.encode(_output(tensor, tensor.name in request.binary)) + b","
+            continue
+        yield text + msgspec.json.encode(_introduced(tensor))[:-1] + b',"data":['
+        yield from json_pieces.written(_where(tensor), tensor)
+        text = b"]},"
+    yield text[:-1] + b"]}"

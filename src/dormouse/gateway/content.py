@@ -7,7 +7,8 @@ cost milliseconds that nobody wanted, and some V2 clients cannot read what they 
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from starlette.requests import Request
 
@@ -114,6 +115,20 @@ async def compressed(coding: str, parts: Sequence[bytes | memoryview]) -> bytes:
     return await asyncio.to_thread(_compress, coding, parts)
 
 
+async def compressed_pieces(coding: str, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same of a body that is made piece by piece."""
+    stream = _packer(coding)
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if packed := await asyncio.to_thread(stream.compress, piece):
+                yield packed
+    yield stream.flush()
+
+
 def _compress(coding: str, parts: Sequence[bytes | memoryview]) -> bytes:
-    stream = zlib.compressobj(_FAST, zlib.DEFLATED, _WINDOW[coding])
+    stream = _packer(coding)
     return b"".join([*(stream.compress(part) for part in parts), stream.flush()])
+
+
+def _packer(coding: str) -> "zlib._Compress":
+    return zlib.compressobj(_FAST, zlib.DEFLATED, _WINDOW[coding])

@@ -155,19 +155,29 @@ def to_json(where: str, datatype: str, data: bytes | memoryview) -> list[object]
     if datatype in BINARY_ONLY:
         raise needs_binary(where, f"{datatype} has no JSON form")
     if datatype == "BYTES":
-        return [_text(where, element) for element in elements(where, data)]
-    array = np.frombuffer(data, DTYPES[datatype])
-    if array.dtype.kind == "f" and np.isinf(array).any():
-        raise needs_binary(where, "it holds an infinity, which has no JSON form")
-    values: list[object] = array.tolist()
+        return [text_of(where, element) for element in elements(where, data)]
+    check_finite(where, datatype, data)
+    values: list[object] = np.frombuffer(data, DTYPES[datatype]).tolist()
     return values
 
 
-def _text(where: str, element: memoryview) -> str:
+def check_finite(where: str, datatype: str, data: bytes | memoryview) -> None:
+    """Refuse infinities."""
+    dtype = DTYPES[datatype]
+    if dtype.kind == "f" and np.isinf(np.frombuffer(data, dtype)).any():
+        raise needs_binary(where, "it holds an infinity, which has no JSON form")
+
+
+def text_of(where: str, element: memoryview) -> str:
+    """An element of a BYTES tensor as JSON can carry it."""
     try:
         return str(element, "utf-8")
     except UnicodeDecodeError:
-        raise needs_binary(where, "it holds bytes that are no UTF-8, which have no JSON form") from None
+        raise not_utf8(where) from None
+
+
+def not_utf8(where: str) -> InvalidRequest:
+    return needs_binary(where, "it holds bytes that are no UTF-8, which have no JSON form")
 
 
 def needs_binary(where: str, why: str) -> InvalidRequest:

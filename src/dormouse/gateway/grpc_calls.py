@@ -6,7 +6,7 @@ work.
 
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from dormouse.gateway.answers import unexpected
 from dormouse.gateway.chunks import last_of
 from dormouse.gateway.grpc_messages import HEALTH, INFERENCE, Message, Method, decoded, message, methods
 from dormouse.gateway.grpc_stream import Stream
+from dormouse.gateway.grpc_waiting import Waiting
 from dormouse.gateway.notes import ID_HEADER, TRACE_HEADERS, Note
 from dormouse.gateway.observing import Observer
 from dormouse.gateway.repository import Repository
@@ -59,16 +60,29 @@ STATUS = {
 """What HTTP's statuses are called here."""
 
 
-def handlers(calls: "Calls") -> dict[str, Any]:
+def handlers(calls: "Calls", waiting: Waiting) -> dict[str, Any]:
     """Every call by its path, as grpc.aio wants it."""
-    return {path: _handler(method, calls) for path, method in METHODS.items()}
+    return {path: _handler(method, calls, waiting) for path, method in METHODS.items()}
 
 
-def _handler(method: Method, calls: "Calls") -> Any:
+def _handler(method: Method, calls: "Calls", waiting: Waiting) -> Any:
     # Messages are decoded inside, so that what is no message gets an answer in our words.
     if method.streams:
         return grpc.stream_stream_rpc_method_handler(calls.stream)
-    return grpc.unary_unary_rpc_method_handler(_guarded(method, calls.entered(method), calls))
+    answer = _guarded(method, calls.entered(method), calls)
+    if method.name not in OPEN_CALLS:
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def patient(wires: AsyncIterator[bytes], context: Context) -> bytes:
+        # grpc itself would wait for the message for ever, and so for everybody.
+        try:
+            wire = await waiting.first_of(wires)
+        except DormouseError as fault:
+            with calls.observer.observed(note_of(method.name, context.invocation_metadata(), calls.tenant)):
+                await refuse(context, fault)
+        return await answer(wire, context)
+
+    return grpc.stream_unary_rpc_method_handler(patient)
 
 
 def _guarded(method: Method, work: Work, calls: "Calls") -> Callable[[bytes, Context], Awaitable[bytes]]:

@@ -10,6 +10,7 @@ import grpc
 from dormouse.errors import DormouseError, Unauthenticated
 from dormouse.gateway.grpc_calls import METHODS, OPEN_CALLS, Calls, Context, handlers, key_headers, note_of, refuse
 from dormouse.gateway.grpc_messages import Method
+from dormouse.gateway.grpc_waiting import Waiting
 from dormouse.gateway.observing import Observer
 from dormouse.submit import Submit
 from dormouse.tenants.callers import STRANGER, Caller
@@ -24,6 +25,7 @@ class Services:
         self._submit = submit
         self._gate = gate
         self._observer = observer
+        self._waiting = Waiting()
         self._handlers: dict[Caller, dict[str, Any]] = {}
 
     def service(self, details: Any) -> Any:
@@ -54,7 +56,7 @@ class Services:
         found = self._handlers.get(caller)
         if found is None:
             found = self._handlers[caller] = handlers(
-                Calls(Seen(self._submit, caller), self._gate, caller, self._observer)
+                Calls(Seen(self._submit, caller), self._gate, caller, self._observer), self._waiting
             )
         return found
 

@@ -16,10 +16,7 @@ from dormouse.core.types import Ns
 from dormouse.gateway import notes
 from dormouse.gateway.notes import ID_HEADER, LONGEST_PATH, TRACE_HEADERS, Note
 
-MOST_LINES = 20
-"""Of requests, in a second."""
 SLOW_NS: Ns = 1_000_000_000
-SECOND_NS: Ns = 1_000_000_000
 
 _LOG = logging.getLogger("dormouse.requests")
 _ID = ID_HEADER.encode()
@@ -39,7 +36,7 @@ class Observer:
         self._slow_ns = slow_ns
         self._log_all = log_all
         self._record = record
-        self._pace = Pace()
+        self._pace = logs.Pace()
 
     def ended(self, note: Note) -> None:
         """The answer has been sent, or nobody waits for it."""
@@ -89,31 +86,6 @@ def _judged(note: Note, slow: bool) -> tuple[int, str]:
     if note.status >= 400:
         return logging.INFO, "request refused"
     return logging.INFO, "slow request" if slow else "request"
-
-
-class Pace:
-    """So many a second, and how many more there would have been."""
-
-    def __init__(self, most: int = MOST_LINES) -> None:
-        self.unsaid = 0
-        self._most = most
-        self._second = -1
-        self._said = 0
-
-    def allows(self, now: Ns) -> bool:
-        """Whether one more may be said now."""
-        if now // SECOND_NS != self._second:
-            self._second, self._said = now // SECOND_NS, 0
-        if self._said >= self._most:
-            self.unsaid += 1
-            return False
-        self._said += 1
-        return True
-
-    def said(self) -> int:
-        """How many were not; from now on that is known."""
-        unsaid, self.unsaid = self.unsaid, 0
-        return unsaid
 
 
 # ------------------------------------------------------------------ HTTP

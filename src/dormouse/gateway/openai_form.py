@@ -60,6 +60,8 @@ class WrongField(InvalidRequest):
         self.param = param
 
 
+_WHITESPACE = b" \t\r\n"
+
 Wire = TypeVar("Wire")
 embeddings_decoder = msgspec.json.Decoder(EmbeddingsRequest)
 classify_decoder = msgspec.json.Decoder(ClassifyRequest)
@@ -130,7 +132,8 @@ def images_of(given: _Images) -> Tensor:
 def _file(image: str) -> bytes:
     body = image.partition(",")[2] if image.startswith("data:") else image
     try:
-        return base64.b64decode(body, validate=True)
+        # Line breaks are what programs write that make base64 for letters.
+        return base64.b64decode(body.encode().translate(None, _WHITESPACE), validate=True)
     except (binascii.Error, ValueError) as fault:
         raise WrongField("image", f"image is no base64 and no data URL in base64: {fault}") from None
 

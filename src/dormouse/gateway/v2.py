@@ -13,8 +13,9 @@ from dormouse import __version__
 from dormouse.core.types import Bytes
 from dormouse.errors import Unavailable
 from dormouse.gateway import bodies, content, kserve, notes, reports
-from dormouse.gateway.answers import Handler, LinesAnswer, TensorAnswer, json_answer, unless_gone
+from dormouse.gateway.answers import Handler, LinesAnswer, PiecesAnswer, TensorAnswer, json_answer, unless_gone
 from dormouse.gateway.chunks import last_of
+from dormouse.gateway.pacing import all_of, paced
 from dormouse.gateway.repository import Repository
 from dormouse.submit import Chunk, Submit
 
@@ -116,8 +117,17 @@ class V2:
         async with contextlib.aclosing(chunks):
             answer = await unless_gone(request.receive, last_of(chunks))
         notes.answered(answer)
-        reply = bodies.render_infer(parsed, answer)
-        return await _packed(reply, content.chosen_coding(request.headers.get("accept-encoding", "")))
+        coding = content.chosen_coding(request.headers.get("accept-encoding", ""))
+        if not bodies.is_large(parsed, answer):
+            return await _packed(bodies.render_infer(parsed, answer), coding)
+        await all_of(bodies.check_large(parsed, answer))
+        pieces = bodies.render_pieces(parsed, answer)
+        if not parsed.binary and request.scope["http_version"] != "1.0":
+            return _packed_pieces(paced(pieces), coding)
+        # Its length is told first: that of the JSON, or of all of it where the client knows no chunks.
+        parts = await all_of(pieces)
+        length = sum(map(len, parts)) if parsed.binary else None
+        return await _packed(bodies.Reply((*parts, *bodies.tails(parsed, answer)), length), coding)
 
 
 def _model(request: Request) -> tuple[str, str | None]:
@@ -138,7 +148,13 @@ async def _lines(parsed: bodies.InferRequest, chunks: AsyncGenerator[Chunk, None
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             notes.answered(chunk)
-            yield bodies.render_line(parsed, chunk)
+            if not bodies.is_large(parsed, chunk):
+                yield bodies.render_line(parsed, chunk)
+                continue
+            await all_of(bodies.check_large(parsed, chunk))
+            async for piece in paced(bodies.render_pieces(parsed, chunk)):
+                yield piece
+            yield b"\n"
 
 
 async def _next(lines: AsyncGenerator[bytes, None]) -> bytes:
@@ -152,3 +168,10 @@ async def _packed(reply: bodies.Reply, coding: str | None) -> Response:
         return TensorAnswer(reply.parts, reply.content_type, headers)
     headers["Content-Encoding"] = coding
     return TensorAnswer((await content.compressed(coding, reply.parts),), reply.content_type, headers)
+
+
+def _packed_pieces(pieces: AsyncGenerator[bytes, None], coding: str | None) -> Response:
+    if coding is None:
+        return PiecesAnswer(pieces, "application/json", {})
+    packed = content.compressed_pieces(coding, pieces)
+    return PiecesAnswer(packed, "application/json", {"Content-Encoding": coding})

@@ -45,6 +45,9 @@ def load(skeleton: FactorySkeleton, allow_code: Sequence[Path], dtype: str | Non
 
 def rebuild(skeleton: FactorySkeleton, allow_code: Sequence[Path], dtype: str | None) -> nn.Module:
     """The module as the factory makes it; its own tensors are freed when others are bound in their place."""
+    if not Path(skeleton.code).is_dir():
+        print(f"{skeleton.reference}: its directory {skeleton.code} is gone", file=sys.stderr)
+        raise RefusedSource(f"the directory with the code of {skeleton.reference} is gone; the server's log names it")
     return prepared(_called(skeleton, allow_code)[0], dtype)
 
 

@@ -1,0 +1,32 @@
+"""Long work on the event loop, in pieces: after each the loop is let go, so that nobody waits longer than for one.
+
+Whoever has pieces to make takes turns with all others, so that many at once cost the rest no more than one. Knows not
+what the pieces are.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from itertools import islice
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+Piece = TypeVar("Piece")
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+async def paced(pieces: Iterator[Piece]) -> AsyncGenerator[Piece, None]:
+    """The pieces, each made when it is asked for, and when the loop has been round since the last one of anybody."""
+    turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    while True:
+        async with turn:
+            await asyncio.sleep(0)
+            made = list(islice(pieces, 1))
+        if not made:
+            return
+        yield made[0]
+
+
+async def all_of(pieces: Iterator[Piece]) -> list[Piece]:
+    """The same together, for what must be whole before it is of use."""
+    return [piece async for piece in paced(pieces)]
