@@ -90,8 +90,10 @@ class Bench:
         rows: int = 1,
         alike: str = "",
         guest: str | None = None,
+        waited_ms: float | None = None,
     ) -> list[Command]:
-        """A request; deadlines count from its arrival. Its id is ``self.requests``."""
+        """A request; deadlines count from its arrival, ``waited_ms`` after it came to the server. Its id is
+        ``self.requests``."""
         self.requests += 1
         arrival = self.now + round(after_ms * MS)
         event = RequestArrived(
@@ -103,6 +105,7 @@ class Bench:
             rows,
             alike,
             guest,
+            None if waited_ms is None else arrival - round(waited_ms * MS),
         )
         return self.send(event, after_ms=after_ms)
 

@@ -191,6 +191,36 @@ def test_the_deadline_that_counts_is_the_requests_own(bench: Bench) -> None:
     assert (ledger.in_time, ledger.missed) == (0, 1)
 
 
+def test_what_a_request_takes_is_counted_from_when_it_came_to_the_server() -> None:
+    bench = Bench()
+    bench.join()
+    bench.park("a/1", limits=Limits(timeout_ns=2000 * MS))
+    resident(bench)
+    bench.now += 5000 * MS
+    run = only(bench.ask("a/1", waited_ms=999), Execute)
+    reply = only(bench.send(ExecutionFinished(GPU, run.command, run.request, MS), after_ms=2), Reply)
+    assert (reply.in_time, reply.queued_ns, reply.path) == (False, 999 * MS, Path.RESIDENT)
+    ledger = bench.state.functions[FunctionId("a/1")].ledger
+    assert ledger.latency[Path.RESIDENT].total_ns == 1001 * MS
+    bench.ask("a/1", waited_ms=1990)
+    refusal = only(bench.send(TimerFired(), after_ms=10), Refuse)
+    assert (refusal.reason, "within 2000 ms" in refusal.message) == (Reason.TIMEOUT, True)
+    assert ledger.refused_ns == 2000 * MS
+
+
+def test_a_request_whose_time_is_up_when_it_arrives_is_refused_and_not_run(bench: Bench) -> None:
+    resident(bench)
+    bench.now += 100 * MS
+    commands = bench.ask("a/1", timeout_ms=-1, waited_ms=51)
+    assert only(commands, Refuse).reason is Reason.TIMEOUT
+    assert every(commands, Execute) == []
+
+
+def test_a_request_from_the_future_is_a_bug(bench: Bench) -> None:
+    with pytest.raises(AssertionError, match="future"):
+        bench.ask("a/1", waited_ms=-1)
+
+
 def test_chunks_are_handed_on_as_they_come(bench: Bench) -> None:
     run = only(bench.ask("a/1"), Execute)
     assert not only(bench.send(ChunkProduced(GPU, run.command, run.request)), Reply).final

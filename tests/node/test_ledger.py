@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import errno
 import os
+<<<<<<< HEAD
 import re
+=======
+>>>>>>> pictures
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +51,21 @@ def recorded(state_dir: Path) -> list[Item]:
 def rows(state_dir: Path, statement: str) -> list[tuple[Any, ...]]:
     with ledger(state_dir) as database:
         return database.connection.execute(statement).fetchall()
+
+
+def test_what_the_gateway_had_to_do_before_is_part_of_a_request_s_time(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(small(tmp_path)) as node:
+            await node.deploy(manifest("f", "stack", seed=1, mib=1))
+            began_ns = time.monotonic_ns() - 3_000_000_000
+            chunk = await ask(node, "f", inputs(1), began_ns=began_ns, slo_ns=2_000_000_000)
+            ((latency_ns, queued_ns),) = rows(tmp_path, "SELECT latency_ns, queued_ns FROM requests")
+            assert latency_ns > queued_ns == chunk.queued_ns >= 3_000_000_000
+            assert [item.in_time for item in recorded(tmp_path)] == [False]
+            with pytest.raises(DeadlineMissed):
+                await ask(node, "f", inputs(1), began_ns=began_ns, timeout_ns=2_000_000_000)
+
+    run(work())
 
 
 def test_every_answer_is_in_the_ledger_under_the_name_that_its_caller_has(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from dormouse.errors import InvalidRequest
 from dormouse.model.preprocessing import image_input
 from dormouse.tasks.description import ImageInput
-from dormouse.tasks.images import pixels_of
+from dormouse.tasks.images import LIGHT_PIXELS, TooHeavy, pixels_of
+from dormouse.tasks.scans import scans_in
 
 LIMIT = 1_000_000
 
@@ -95,6 +96,72 @@ def test_a_picture_that_lies_on_its_side_is_put_upright() -> None:
     upright = pixels_of(PLAIN, file_of(lying, exif=exif), LIMIT)
     assert upright[0, 3, 3] == 1
     assert upright.sum() == 1
+
+
+@pytest.mark.parametrize("level", [0, 300, 5_000, 20_000, 40_000, 65_535])
+def test_gray_of_sixteen_bits_is_scaled_and_not_cut_off(level: int) -> None:
+    file = file_of(Image.fromarray(np.full((5, 6), level, np.uint16)))
+    with_alpha = png_of(1, 1, struct.pack(">HH", level, 9), depth=16, kind=4)
+    np.testing.assert_allclose(pixels_of(PLAIN, file, LIMIT), level / 65_535, atol=1 / 500)
+    np.testing.assert_allclose(pixels_of(PLAIN, with_alpha, LIMIT), level / 65_535, atol=1 / 255)
+
+
+def png_of(width: int, height: int, row: bytes, *, depth: int, kind: int) -> bytes:
+    """Rows all alike; ``kind`` is 0 for gray, 4 for gray with alpha."""
+    head = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0))
+    body = _chunk(b"IDAT", zlib.compress((b"\0" + row) * height))
+    return b"\x89PNG\r\n\x1a\n" + head + body + _chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(65_501, 1), (1, 65_501)])
+def test_lines_are_refused_before_they_are_decoded(size: tuple[int, int]) -> None:
+    with pytest.raises(InvalidRequest, match=f"the picture has {size[0]}x{size[1]} pixels, 65500 are the limit"):
+        pixels_of(PLAIN, bomb(*size), LIMIT)
+
+
+@pytest.mark.parametrize("count", [1, 99])
+def test_jpegs_of_many_scans_are_read(count: int) -> None:
+    assert scans_in(with_scans(count)) == count
+    assert pixels_of(PLAIN, with_scans(count), LIMIT).shape == (3, 4, 4)
+
+
+def test_jpegs_of_too_many_scans_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="the picture has more than 100 scans; save it"):
+        pixels_of(PLAIN, with_scans(20_000), LIMIT)
+
+
+def test_what_looks_like_a_scan_inside_of_a_comment_is_none() -> None:
+    said = file_of(picture(), "JPEG", comment=b"\xff\xda" * 500)
+    assert scans_in(said) == 1
+    assert scans_in(file_of(picture(), "JPEG", progressive=True)) == 10
+    assert scans_in(said + with_scans(50)) == 1  # nobody reads beyond the end
+
+
+def test_what_takes_a_while_is_told_by_its_head() -> None:
+    with pytest.raises(TooHeavy):
+        pixels_of(PLAIN, with_scans(17), LIMIT, light=True)
+    with pytest.raises(TooHeavy):
+        pixels_of(PLAIN, bomb(2_001, 2_000), 2 * LIGHT_PIXELS, light=True)
+    assert pixels_of(PLAIN, with_scans(16), LIMIT, light=True).shape == (3, 4, 4)
+
+
+def with_scans(count: int, side: int = 40) -> bytes:
+    """A gray progressive JPEG: each scan after the first says of up to 32,767 blocks that they stay as they are."""
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return b"\xff" + bytes([marker]) + struct.pack(">H", len(content) + 2) + content
+
+    blocks = ((side + 7) // 8) ** 2
+    code = bytes([1, *[0] * 15])  # one code of one bit
+    head = segment(0xDB, b"\0" + b"\1" * 64) + segment(0xC2, struct.pack(">BHHB", 8, side, side, 1) + b"\1\x11\0")
+    tables = segment(0xC4, b"\0" + code + b"\0") + segment(0xC4, b"\x10" + code + b"\xe0")
+    bits = "0" + "1" * 14
+    bits *= -(-blocks // 32_767)
+    bits += "1" * (-len(bits) % 8)
+    run = bytes(int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)).replace(b"\xff", b"\xff\0")
+    first = segment(0xDA, b"\1\1\0\0\0\0") + bytes((blocks + 7) // 8)
+    rest = segment(0xDA, b"\1\1\0\1\x3f\0") + run
+    return b"\xff\xd8" + head + tables + first + rest * (count - 1) + b"\xff\xd9"
 
 
 def bomb(width: int, height: int) -> bytes:

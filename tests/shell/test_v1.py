@@ -280,6 +280,12 @@ def test_what_cannot_be_classified_is_400(model: str, body: dict[str, Any], mess
     assert message in error_of(answer)["message"]
 
 
+def test_of_several_pictures_the_one_at_fault_is_named() -> None:
+    answer = classified("looker", image=[in_base64(png()), in_base64(png()), "aaaa", "aaaa"])
+    assert answer.status_code == 400
+    assert error_of(answer)["message"].startswith("picture 2: the picture cannot be read: it has no known format")
+
+
 def test_more_pictures_than_memory_is_wanted_for_are_refused_unread() -> None:
     node = furnished()
     task = node.deployed["looker"].task

@@ -31,17 +31,28 @@ class Turns:
         try:
             await called
         except asyncio.CancelledError:
-            if not called.cancelled():  # it was called and has gone in the same moment
+            if called.cancelled():
+                self._forget(whose, called)
+            else:  # it was called and has gone in the same moment
                 self._pass_on()
             raise
 
+    def _forget(self, whose: str, called: "asyncio.Future[None]") -> None:
+        queue = self._waiting.get(whose)
+        if queue is not None and called in queue:
+            queue.remove(called)
+            if not queue:
+                del self._waiting[whose]
+
     def _pass_on(self) -> None:
         while self._waiting:
-            whose, queue = self._waiting.popitem(last=False)
+            whose, queue = next(iter(self._waiting.items()))
             called = queue.popleft()
             if queue:
-                self._waiting[whose] = queue  # behind the others
-            if not called.done():  # else it has gone
+                self._waiting.move_to_end(whose, last=not called.done())  # behind the others, once it was its turn
+            else:
+                del self._waiting[whose]
+            if not called.done():  # else it is about to go
                 called.set_result(None)
                 return
         self._free += 1
