@@ -4,10 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
-<<<<<<< HEAD
 import re
-=======
->>>>>>> pictures
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
