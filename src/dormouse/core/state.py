@@ -243,10 +243,8 @@ def step(table: Mapping[tuple[S, C], S], state: S, change: C) -> S:
 class Request:
     id: RequestId
     function: FunctionId
-    began_ns: Ns
-    """When it came to the server: what its answer took is counted from here."""
-    arrived_ns: Ns
-    """When it came to the core, and began to wait for a device."""
+    began_ns: Ns  # when it came to the server: what its answer took is counted from here
+    arrived_ns: Ns  # when it came to the core, and began to wait for a device
     deadline_ns: Ns
     timeout_ns: Ns
     priority: int

@@ -5,14 +5,15 @@ A request body is JSON, then, under the binary extension, raw tensor bytes in or
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
+from dormouse.core.types import Bytes
 from dormouse.errors import InvalidRequest
-from dormouse.gateway import encoding, json_pieces
+from dormouse.gateway import encoding, json_numbers, json_pieces
 from dormouse.gateway.kserve import (
     LONGEST_DATATYPE,
     LONGEST_NAME,
@@ -31,6 +32,8 @@ from dormouse.gateway.kserve import (
 from dormouse.submit import Chunk, Description, Inference
 from dormouse.tensors import Tensor, TensorSpec
 
+LARGE_BYTES: Bytes = 256 * 1024
+"""From here on a body is read in pieces."""
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
@@ -121,6 +124,8 @@ class _Contents(Struct, frozen=True):
     data: Raw
     parameters: Mapping[str, object]
     attachments: _Attachments
+    large: bytes | memoryview | InvalidRequest | None = None
+    """What ``data`` was, or what is wrong with it, if it has been read already."""
 
     def read(self, where: str, spec: TensorSpec, count: int) -> bytes | memoryview:
         given = self.data != Raw(b"null")
@@ -133,10 +138,17 @@ class _Contents(Struct, frozen=True):
             return raw
         if not given:
             raise InvalidRequest(f"{where}: data is missing")
+        if isinstance(self.large, InvalidRequest):
+            raise self.large
+        if self.large is not None:
+            return self.large
         return encoding.from_json(where, spec.datatype, spec.shape, count, self.data)
 
 
 _ABSENT = object()
+_LONGEST_TOKEN = 64
+_Read = dict[str, bytes | memoryview | InvalidRequest]
+"""By input, what has been read in pieces."""
 
 
 # ------------------------------------------------------------------ requests
@@ -155,18 +167,62 @@ def parse_infer(
     ``slo_ms``: what its headers say."""
     head, attachments = _split(body, header_length)
     wire = _decode(_requests, head)
-    asked = _asked(wire, attachments, slo_ms)
+    return _checked(wire, attachments, {}, described, version, lines=lines, slo_ms=slo_ms)
+
+
+def parse_pieces(
+    body: bytes | bytearray,
+    header_length: str | None,
+    described: Description,
+    version: str | None = None,
+    *,
+    lines: bool = False,
+    slo_ms: float | None = None,
+) -> Generator[None, None, InferRequest]:
+    """The same of a large body, with a pause after each piece of it."""
+    head, attachments = _split(body, header_length)
+    rest, regions = yield from json_numbers.cut_out(body, len(head))
+    wire = _decode(_requests, rest)
+    read: _Read = {}
+    expected = {spec.name: spec.datatype for spec in described.signature.inputs}
+    for tensor in wire.inputs:
+        region = regions.get(bytes(tensor.data)) if len(tensor.data) < _LONGEST_TOKEN else None
+        if region is not None and tensor.name not in read and expected.get(tensor.name) == tensor.datatype:
+            read[tensor.name] = yield from _large(tensor, region)
+    return _checked(wire, attachments, read, described, version, lines=lines, slo_ms=slo_ms)
+
+
+def _large(tensor: _WireTensor, region: memoryview) -> Generator[None, None, bytes | memoryview | InvalidRequest]:
+    where = f"input {tensor.name!r}"
+    try:
+        count = encoding.element_count(where, tensor.datatype, tensor.shape)
+        return (yield from json_numbers.read(where, tensor.datatype, tensor.shape, count, region))
+    except InvalidRequest as fault:  # which is said if nothing else is wrong before
+        return fault
+
+
+def _checked(
+    wire: _WireRequest,
+    attachments: _Attachments,
+    read: "_Read",
+    described: Description,
+    version: str | None,
+    *,
+    lines: bool,
+    slo_ms: float | None,
+) -> InferRequest:
+    asked = _asked(wire, attachments, read, slo_ms)
     inference = inference_of(asked, described, version)
     if len(attachments):
         raise InvalidRequest(f"the body ends with {len(attachments)} bytes that belong to no input")
     return InferRequest(inference, wire.id, _binary(asked, selected(asked.outputs, described.signature), lines))
 
 
-def _asked(wire: _WireRequest, attachments: _Attachments, slo_ms: float | None) -> Asked:
+def _asked(wire: _WireRequest, attachments: _Attachments, read: "_Read", slo_ms: float | None) -> Asked:
     inputs = []
     for tensor in wire.inputs:
         parameters = tensor.parameters or {}
-        contents = _Contents(tensor.data, parameters, attachments)
+        contents = _Contents(tensor.data, parameters, attachments, read.get(tensor.name))
         inputs.append(GivenInput(tensor.name, tensor.datatype, tensor.shape, parameters, contents))
     outputs = [AskedOutput(output.name, output.parameters or {}) for output in wire.outputs or ()]
     return Asked(inputs, outputs, wire.parameters or {}, slo_ms)
@@ -192,7 +248,7 @@ def _split(body: bytes | bytearray, header_length: str | None) -> tuple[memoryvi
     return view[:length], _Attachments(view[length:])
 
 
-def _decode(decoder: "msgspec.json.Decoder[Wire]", head: memoryview) -> Wire:
+def _decode(decoder: "msgspec.json.Decoder[Wire]", head: bytes | memoryview) -> Wire:
     try:
         return decoder.decode(head)
     except msgspec.DecodeError as fault:

@@ -82,7 +82,7 @@ def from_json(where: str, datatype: str, shape: Sequence[int], count: int, data:
     """Raw bytes of a tensor given as JSON text, flat or nested as its shape."""
     if datatype in BINARY_ONLY:
         raise InvalidRequest(f"{where}: {datatype} has no JSON form; send it as binary, with binary_data_size")
-    depth = _depth_of(data)
+    depth = depth_of(data)
     # An empty dimension ends the nesting: [2, 0, 3] is written [[], []].
     nested = next((index + 1 for index, dimension in enumerate(shape) if dimension == 0), len(shape))
     if depth not in (1, nested):
@@ -99,13 +99,19 @@ def from_json(where: str, datatype: str, shape: Sequence[int], count: int, data:
     )
 
 
-def _depth_of(data: msgspec.Raw) -> int:
+def depth_of(data: bytes | msgspec.Raw) -> int:
+    """How many lists begin at its beginning."""
     match = _BRACKETS.match(memoryview(data))
     assert match is not None, "the pattern matches the empty string"
     return match.group().count(b"[")
 
 
-def _array(where: str, datatype: str, depth: int, data: msgspec.Raw) -> npt.NDArray[np.generic]:
+def array_of(where: str, datatype: str, data: bytes) -> npt.NDArray[np.generic]:
+    """The elements of a flat list."""
+    return _array(where, datatype, 1, data)
+
+
+def _array(where: str, datatype: str, depth: int, data: bytes | msgspec.Raw) -> npt.NDArray[np.generic]:
     try:
         # Without this a number beyond FP32 would silently become infinity.
         with np.errstate(over="raise"):

@@ -50,9 +50,10 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", MOST_CALLS_PER_CONNECTION),
                 ("grpc.max_allowed_incoming_connections", most_connections),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
-                # How many may come in at once before the event loop has looked at them: beyond, calls are dropped.
-                ("grpc.server.max_pending_requests", most_calls),
-                ("grpc.server.max_pending_requests_hard_limit", 2 * most_calls),
+                # How many may come in at once before the event loop has looked at them: beyond, calls are dropped, as
+                # what comes behind so many would wait for seconds.
+                ("grpc.server.max_pending_requests", min(most_calls, MOST_CALLS_PER_CONNECTION)),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * min(most_calls, MOST_CALLS_PER_CONNECTION)),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.keepalive_time_ms", PROBE_AFTER_MS),
                 ("grpc.keepalive_timeout_ms", PROBE_TIMEOUT_MS),

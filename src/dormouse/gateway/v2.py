@@ -15,7 +15,7 @@ from dormouse.errors import Unavailable
 from dormouse.gateway import bodies, content, kserve, notes, reports
 from dormouse.gateway.answers import Handler, LinesAnswer, PiecesAnswer, TensorAnswer, json_answer, unless_gone
 from dormouse.gateway.chunks import last_of
-from dormouse.gateway.pacing import all_of, paced
+from dormouse.gateway.pacing import all_of, paced, result_of
 from dormouse.gateway.repository import Repository
 from dormouse.submit import Chunk, Submit
 
@@ -109,7 +109,11 @@ class V2:
         # Asked again: the function may have been deployed anew while the body came in.
         described = self._submit.describe(name, version)
         slo_ms = kserve.promised(request.headers)
-        parsed = bodies.parse_infer(body, header_length, described, version, lines=lines, slo_ms=slo_ms)
+        asked = (body, header_length, described, version)
+        if len(body) < bodies.LARGE_BYTES:
+            parsed = bodies.parse_infer(*asked, lines=lines, slo_ms=slo_ms)
+        else:
+            parsed = await result_of(bodies.parse_pieces(*asked, lines=lines, slo_ms=slo_ms))
         notes.asks(name, parsed.id)
         chunks = self._submit.infer(parsed.inference)
         if lines:
