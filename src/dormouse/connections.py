@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import heapq
 import logging
+import re
 import resource
 import socket
 import sys
@@ -47,6 +48,7 @@ DOORS = 2
 
 _LOG = logging.getLogger("dormouse.connections")
 _NOTHING = memoryview(b"")
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,18})\r\n", re.IGNORECASE)
 
 
 class Patience(Struct, frozen=True):
@@ -194,11 +196,19 @@ class Connection(HttpToolsProtocol):
     # ------------------------------------------------------------------ what comes in
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= SLICE_BYTES and not self.is_behind():
+        if not self.is_behind() and (len(data) <= SLICE_BYTES or self._is_of_one(data)):
             self._parse(data)
         else:
             self._held = memoryview(b"".join((self._held, data)) if self._held else data)
             self._catch_up()
+
+    def _is_of_one(self, data: bytes) -> bool:
+        """Whether this can hold no more than one request, the usual one of a body whose length is known."""
+        if self._stage != "rest":
+            return len(data) <= self._rest_of_body()
+        end = data.find(b"\r\n\r\n", 0, 8 * SLICE_BYTES)
+        length = _LENGTH.search(data, 0, end + 2) if end > 0 else None
+        return length is not None and len(data) - (end + 4) <= int(length[1])
 
     def is_behind(self) -> bool:
         """Whether something waits that has been read."""
@@ -212,7 +222,7 @@ class Connection(HttpToolsProtocol):
                 return
             size = max(SLICE_BYTES, self._rest_of_body())
             piece, self._held = self._held[:size], self._held[size:]
-            self._parse(piece)
+            self._parse(bytes(piece))  # a copy, since httptools is slow with views
         if self._held:
             self.flow.pause_reading()
 
@@ -227,7 +237,7 @@ class Connection(HttpToolsProtocol):
         length = next((value for name, value in self.headers if name == b"content-length"), b"0")
         return int(length) - self._body_bytes
 
-    def _parse(self, data: bytes | memoryview) -> None:
+    def _parse(self, data: bytes) -> None:
         self._head_bytes += len(data) if self._stage != "body" else 0
         if self._head_bytes > HEAD_LIMIT_BYTES:
             self._refuse(400, "the request line and the headers are too long")

@@ -418,10 +418,14 @@ async def settled(connection: HttpToolsProtocol) -> None:
         await asyncio.wait(connection.tasks)
 
 
-def test_of_many_requests_few_wait_and_nothing_is_read_so_long() -> None:
+COUNTED = b"POST /a HTTP/1.1\r\nContent-Length: 3000\r\n\r\n" + (TINY * 94)[:3000]
+
+
+@pytest.mark.parametrize("first", [TINY, COUNTED])
+def test_of_many_requests_few_wait_and_nothing_is_read_so_long(first: bytes) -> None:
     async def flood() -> None:
         with wired() as (connection, wire, answering):
-            connection.data_received(TINY * 10_000)
+            connection.data_received(first + TINY * 9_999)
             assert len(connection.pipeline) < MOST_WAITING + SLICE_BYTES // len(TINY)
             for _ in range(10):
                 await asyncio.sleep(0)
