@@ -254,8 +254,7 @@ class Request:
     started_ns: Ns = 0
     attempts: int = 0
     rows: int = 1
-    alike: str = ""
-    """Equal for requests that may run together; empty: it may not."""
+    alike: str = ""  # equal for requests that may run together; empty: it may not
     alone: bool = False
     """It was among others when their execution failed: it starts over without them."""
     streamed: bool = False
